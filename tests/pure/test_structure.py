@@ -86,9 +86,7 @@ def test_imports_go_downward(path: Path) -> None:
     for name, line in imports(ast.parse(path.read_text())):
         for module, homes in CONFINED.items():
             if name == module or name.startswith(module + "."):
-                assert relative.startswith(homes) if homes else False, (
-                    f"{relative}:{line} imports {module}; only {homes} may"
-                )
+                assert relative.startswith(homes) if homes else False, f"{relative}:{line} imports {module}; only {homes} may"
         if package == "__init__" or not name.startswith("tuili."):
             continue
         target = name.split(".")[1]
@@ -102,9 +100,7 @@ def test_environment_and_print_stay_in_one_place(path: Path) -> None:
     relative = str(path.relative_to(SRC))
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv"):
-            assert relative == "config/sources.py", (
-                f"{relative}:{node.lineno} reads the environment; only config/sources.py may"
-            )
+            assert relative == "config/sources.py", f"{relative}:{node.lineno} reads the environment; only config/sources.py may"
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
             assert relative.startswith("cli/"), f"{relative}:{node.lineno} prints; only cli/ may"
 
@@ -116,16 +112,13 @@ def test_files_and_functions_stay_small() -> None:
         *sorted((ROOT / "native").rglob("*.h")),
     ]
     sources += sorted((ROOT / "tests").rglob("*.py"))
-    long_files = [
-        f"{p.relative_to(ROOT)}: {n}" for p in sources if (n := len(p.read_text().splitlines())) > MAX_LINES
-    ]
+    long_files = [f"{p.relative_to(ROOT)}: {n}" for p in sources if (n := len(p.read_text().splitlines())) > MAX_LINES]
     assert not long_files, long_files
     long_functions = [
         f"{path.relative_to(SRC)}:{node.lineno} {node.name}"
         for path in python_files()
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and (node.end_lineno or 0) - node.lineno >= MAX_FUNCTION_LINES
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (node.end_lineno or 0) - node.lineno >= MAX_FUNCTION_LINES
     ]
     assert not long_functions, long_functions
 

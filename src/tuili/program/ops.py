@@ -55,9 +55,7 @@ class OpSpec:
     fused: bool = False
 
 
-def _op(
-    name: str, inputs: int | None, attrs: str = "", *, max_nmse: float = EXACT, fused: bool = False
-) -> OpSpec:
+def _op(name: str, inputs: int | None, attrs: str = "", *, max_nmse: float = EXACT, fused: bool = False) -> OpSpec:
     return OpSpec(name, inputs, frozenset(attrs.split()), max_nmse, fused)
 
 

@@ -106,7 +106,5 @@ class Program:
         """States grouped by what lets them share a block table, in order of first appearance."""
         groups: dict[tuple[StateKind, int | None, int, int], list[str]] = {}
         for state in self.states:
-            groups.setdefault((state.kind, state.window, state.num_kv_heads, state.head_dim), []).append(
-                state.name
-            )
+            groups.setdefault((state.kind, state.window, state.num_kv_heads, state.head_dim), []).append(state.name)
         return tuple(StateGroup(*key, states=tuple(names)) for key, names in groups.items())

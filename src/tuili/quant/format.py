@@ -31,7 +31,5 @@ class QuantFormat:
         """Bytes of a row of ``num_elements``; raises ValueError when it is not a whole number of blocks."""
         blocks, rest = divmod(num_elements, self.block_size)
         if rest:
-            raise ValueError(
-                f"{self.name} stores blocks of {self.block_size} elements; a row of {num_elements} does not fit"
-            )
+            raise ValueError(f"{self.name} stores blocks of {self.block_size} elements; a row of {num_elements} does not fit")
         return blocks * self.block_bytes
