@@ -52,8 +52,8 @@ class StepInput:
 class SamplingBatch:
     """How to sample each of the R output rows. CSR lists: entries of row r are [start[r], start[r + 1]).
 
-    ``target[r]`` >= 0: nothing is sampled; that token's log-probability is reported (prompt logprobs). ``num_logprobs[r]``: -1 none,
-    else how many alternatives. ``penalty_counts``: occurrences among generated tokens (0: prompt only); each id once a row.
+    ``target[r]`` >= 0: nothing is sampled; that token's log-probability is reported (prompt logprobs). ``num_logprobs[r]``: -1
+    none, else how many alternatives. ``penalty_counts``: occurrences among generated tokens (0: prompt only); each id once a row.
     ``seed, sequence, position`` key the noise, position being the index of the output token.
     An empty ``allowed`` list means every token; bias -inf bans.
     """

@@ -46,7 +46,7 @@ EXACT = 1e-7
 
 @dataclass(frozen=True, slots=True)
 class OpSpec:
-    """``inputs``: number of value inputs (None: any). ``attrs``: required attribute names. ``fused``: passes alone may emit it."""
+    """``inputs``: number of value inputs (None: any). ``attrs``: required attribute names. ``fused``: only from passes."""
 
     name: str
     inputs: int | None
