@@ -10,8 +10,22 @@ namespace tuili {
 
 // Values are the type numbers of GGUF files.
 enum class Format : int32_t {
-    F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q2_K = 10, Q3_K = 11, Q4_K = 12, Q5_K = 13, Q6_K = 14,
-    IQ4_NL = 20, IQ4_XS = 23, BF16 = 30, MXFP4 = 39,
+    F32 = 0,
+    F16 = 1,
+    Q4_0 = 2,
+    Q4_1 = 3,
+    Q5_0 = 6,
+    Q5_1 = 7,
+    Q8_0 = 8,
+    Q2_K = 10,
+    Q3_K = 11,
+    Q4_K = 12,
+    Q5_K = 13,
+    Q6_K = 14,
+    IQ4_NL = 20,
+    IQ4_XS = 23,
+    BF16 = 30,
+    MXFP4 = 39,
 };
 
 enum class Act : int32_t { silu = 0, gelu_tanh = 1, gelu = 2 };
@@ -32,8 +46,8 @@ struct PackedMatrix {
 // for i in [0, num_rows), n in the rows of tiles [tile0, tile1).
 struct LinearArgs {
     const PackedMatrix* weight;
-    const float* bias;        // [rows of weight] or null
-    const float* x;           // float activations [x_rows, ldx]: used by the float formats
+    const float* bias; // [rows of weight] or null
+    const float* x;    // float activations [x_rows, ldx]: used by the float formats
     int64_t ldx;
     const uint8_t* acts;      // quantised activations of the same x_rows rows: used by the integer formats
     int64_t x_rows;           // rows that `acts` was laid out for
@@ -43,7 +57,7 @@ struct LinearArgs {
     int64_t tile0, tile1;
     float* out;
     int64_t ldo;
-    uint8_t* scratch;         // scratch_bytes(), 64-byte aligned, one a thread
+    uint8_t* scratch; // scratch_bytes(), 64-byte aligned, one a thread
 };
 
 struct LinearKernels {
@@ -53,7 +67,8 @@ struct LinearKernels {
     // Whether the format reads `acts` (quantised) or `x` (float).
     bool (*reads_acts)(Format format);
     size_t (*tile_bytes)(Format format, int64_t cols);
-    // Packs tiles [tile0, tile1) from GGUF rows; row r of the matrix is at src + row(r) * row_bytes, row(r) = row_order ? row_order[r] : r.
+    // Packs tiles [tile0, tile1) from GGUF rows; row r of the matrix is at src + row(r) * row_bytes, row(r) = row_order ?
+    // row_order[r] : r.
     void (*pack)(Format format, const uint8_t* src, size_t row_bytes, const int32_t* row_order, int64_t rows, int64_t cols,
                  int64_t tile0, int64_t tile1, uint8_t* dst);
     // Exact decode of one row (embedding look-up), bit for bit what the format's definition gives.

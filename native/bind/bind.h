@@ -1,0 +1,9 @@
+// The parts of the Python module, one function a file.
+#pragma once
+#include <nanobind/nanobind.h>
+
+namespace tuili {
+
+void bind_linear(nanobind::module_& m);
+
+} // namespace tuili
