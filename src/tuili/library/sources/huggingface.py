@@ -17,7 +17,6 @@ from tuili.library.sources.base import Report
 
 CONNECT_TIMEOUT = 3.0
 READ_TIMEOUT = 30.0
-_CHUNK = 1024 * 1024
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 
@@ -46,7 +45,7 @@ class HuggingFaceFetcher:
             client.stream("GET", url) as response,
         ):
             skip = offset - _start_of(response, url, file, offset)
-            for chunk in response.iter_raw(_CHUNK):
+            for chunk in response.iter_raw():  # as it arrives: a lost connection then costs nothing that was received
                 yield chunk[skip:]
                 skip = max(0, skip - len(chunk))
 
