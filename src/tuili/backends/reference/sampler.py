@@ -1,0 +1,154 @@
+"""Sampling in NumPy: the definition of what ``SamplingBatch`` asks for, one row at a time.
+
+Order: log-probabilities of the raw logits; then bias and allowed ids, repetition penalty, presence and frequency penalties;
+greedy (the lowest id wins a tie) at temperature 0 or top_p 0; otherwise temperature, top-k, top-p, min-p, and the largest of
+logit + Gumbel noise. The noise of a token depends on (seed, sequence, position, token id) alone.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from tuili.backends.base import F32, I32, SamplingBatch, StepResult
+
+F64 = npt.NDArray[np.float64]
+U64 = npt.NDArray[np.uint64]
+
+#: Returned instead of a token when a row of logits holds NaN, or no token is left to choose from.
+NO_TOKEN = -1
+
+
+def mix(value: U64) -> U64:
+    """The splitmix64 generator's step and finaliser (Steele, Lea, Flood 2014), modulo 2**64."""
+    value = value + np.uint64(0x9E3779B97F4A7C15)
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))
+
+
+def gumbel_noise(seed: int, sequence: int, position: int, token_ids: npt.NDArray[np.int64]) -> F64:
+    """One standard Gumbel number a token id: -log(-log(u)), u from the high 53 bits of the mixed key, inside (0, 1)."""
+    key = np.array([seed], np.uint64)
+    for part in (sequence, position):
+        key = mix(key) ^ np.array([part], np.int64).astype(np.uint64)
+    bits = mix(mix(key) ^ token_ids.astype(np.uint64))
+    uniform = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    return -np.log(-np.log(uniform))
+
+
+def log_softmax(logits: F32) -> F64:
+    shifted = logits.astype(np.float64) - logits.max()
+    return shifted - np.log(np.exp(shifted).sum())
+
+
+def sample(logits: F32, batch: SamplingBatch) -> StepResult:
+    """logits [R, vocab] -> one token, and the log-probabilities asked for, a row."""
+    rows = logits.shape[0]
+    widest = max(0, int(batch.num_logprobs.max(initial=0)))
+    result = StepResult(
+        token_ids=np.full(rows, NO_TOKEN, np.int32),
+        logprobs=np.zeros(rows, np.float32),
+        top_ids=np.full((rows, widest), -1, np.int32),
+        top_logprobs=np.full((rows, widest), -1, np.float32),
+    )
+    for row in range(rows):
+        if np.isnan(logits[row]).any():
+            continue
+        target = int(batch.target[row])
+        token = target if target >= 0 else choose(logits[row], batch, row)
+        result.token_ids[row] = token
+        if token != NO_TOKEN and batch.num_logprobs[row] >= 0:
+            _report(logits[row], token, int(batch.num_logprobs[row]), result, row)
+    return result
+
+
+def _report(logits: F32, token: int, count: int, result: StepResult, row: int) -> None:
+    logprobs = log_softmax(logits)
+    result.logprobs[row] = logprobs[token]
+    best = np.argsort(-logits, kind="stable")[:count]
+    result.top_ids[row, : len(best)] = best
+    result.top_logprobs[row, : len(best)] = logprobs[best]
+
+
+def choose(logits: F32, batch: SamplingBatch, row: int) -> int:
+    """The token of one row, or NO_TOKEN when everything is banned."""
+    adjusted = adjust(logits, batch, row)
+    if not np.isfinite(adjusted.max()):
+        return NO_TOKEN
+    temperature, top_p = float(batch.temperature[row]), float(batch.top_p[row])
+    if temperature == 0 or top_p == 0:
+        return int(np.argmax(adjusted))
+    scaled = (adjusted.astype(np.float64) - float(adjusted.max())) / temperature
+    kept = keep(scaled, int(batch.top_k[row]), top_p, float(batch.min_p[row]))
+    noise = gumbel_noise(int(batch.seed[row]), int(batch.sequence[row]), int(batch.position[row]), kept)
+    return int(kept[np.argmax(scaled[kept] + noise)])
+
+
+def adjust(logits: F32, batch: SamplingBatch, row: int) -> F32:
+    """Bias, allowed ids and penalties."""
+    out = logits.copy()
+    bias = slice(batch.bias_start[row], batch.bias_start[row + 1])
+    out[batch.bias_ids[bias]] += batch.bias_values[bias]
+    allowed = batch.allowed_ids[batch.allowed_start[row] : batch.allowed_start[row + 1]]
+    if len(allowed):
+        banned = np.ones(len(out), bool)
+        banned[allowed] = False
+        out[banned] = -np.inf
+    return _penalise(out, batch, row)
+
+
+def _penalise(out: F32, batch: SamplingBatch, row: int) -> F32:
+    listed = slice(batch.penalty_start[row], batch.penalty_start[row + 1])
+    ids, counts = batch.penalty_ids[listed], batch.penalty_counts[listed]
+    repetition = batch.repetition_penalty[row]
+    if repetition != 1:
+        values = out[ids]
+        out[ids] = np.where(values > 0, values / repetition, values * repetition)
+    out[ids] -= batch.frequency_penalty[row] * counts.astype(np.float32)
+    out[ids] -= np.where(counts > 0, batch.presence_penalty[row], np.float32(0))
+    return out
+
+
+def keep(scaled: F64, top_k: int, top_p: float, min_p: float) -> npt.NDArray[np.int64]:
+    """Ids that survive top-k, then top-p (the smallest set of the likeliest whose probability reaches it), then min-p."""
+    order = np.argsort(-scaled, kind="stable")
+    order = order[np.isfinite(scaled[order])]
+    if top_k > 0:
+        order = order[:top_k]
+    weights = np.exp(scaled[order] - scaled[order[0]])
+    if top_p < 1:
+        reached = np.cumsum(weights) / weights.sum() >= top_p
+        count = int(np.argmax(reached)) + 1 if reached.any() else len(order)
+        order, weights = order[:count], weights[:count]
+    if min_p > 0:
+        order = order[weights >= min_p * weights[0]]
+    return order
+
+
+def greedy(rows: int) -> SamplingBatch:
+    """A batch that takes the likeliest token of every row and reports nothing else."""
+    start = np.zeros(rows + 1, np.int32)
+    zeros, ones = np.zeros(rows, np.float32), np.ones(rows, np.float32)
+    ids: I32 = np.zeros(0, np.int32)
+    integers = np.zeros(rows, np.int32)
+    return SamplingBatch(
+        temperature=zeros,
+        top_k=integers,
+        top_p=ones,
+        min_p=zeros,
+        repetition_penalty=ones,
+        presence_penalty=zeros,
+        frequency_penalty=zeros,
+        seed=np.zeros(rows, np.uint64),
+        sequence=integers,
+        position=integers,
+        num_logprobs=np.full(rows, -1, np.int32),
+        target=np.full(rows, -1, np.int32),
+        bias_start=start,
+        bias_ids=ids,
+        bias_values=np.zeros(0, np.float32),
+        penalty_start=start,
+        penalty_ids=ids,
+        penalty_counts=ids,
+        allowed_start=start,
+        allowed_ids=ids,
+    )
