@@ -102,12 +102,11 @@ class Store:
 
     def discard_blob(self, sha256: str) -> int:
         """Delete a blob and what an interrupted fetch left of it. Returns the bytes freed."""
-        freed = 0
-        for path in (self.blob(sha256), self.partial(sha256)):
-            if path.exists():
-                freed += path.stat().st_size
-                path.unlink()
-        return freed
+        return _delete(self.blob(sha256)) + self.discard_partial(sha256)
+
+    def discard_partial(self, sha256: str) -> int:
+        """Delete what an interrupted fetch left of a blob. Returns the bytes freed."""
+        return _delete(self.partial(sha256))
 
     def partial(self, sha256: str) -> Path:
         """Where the first bytes of a blob wait for the rest."""
@@ -133,6 +132,15 @@ class Store:
             except InvalidRequest:
                 continue
             yield _read(path, name)
+
+
+def _delete(path: Path) -> int:
+    try:
+        size = path.stat().st_size
+        path.unlink()
+    except FileNotFoundError:
+        return 0
+    return size
 
 
 def partial_path(target: Path) -> Path:

@@ -1,0 +1,86 @@
+"""``tuili``: finds the command that was asked for, imports that one alone, and turns what goes wrong into words and exit codes.
+
+Exit codes: 0 done, 1 it could not be done, 2 it was asked wrongly, 130 interrupted, 141 the reader of our output went away.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+import click
+
+from tuili import __version__
+from tuili.cli.console import show_error
+from tuili.errors import TuiliError
+
+#: Every command: its module in this folder, and the line that ``--help`` shows without importing it.
+COMMANDS = (
+    ("run", "Ask a model, or chat with it."),
+    ("serve", "Serve a model over an OpenAI-compatible API."),
+    ("pull", "Fetch a model by name."),
+    ("list", "List the models that are here."),
+    ("show", "Say what is known of a model."),
+    ("rm", "Remove models."),
+    ("inspect", "Print the program that a model file becomes."),
+    ("doctor", "Look at this machine, and say what would run and why."),
+    ("completion", "Print the completion script of a shell."),
+)
+
+
+class LazyGroup(click.Group):
+    """Knows its commands by name and imports a command's module when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name for name, _ in COMMANDS]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        return import_module(f"tuili.cli.{cmd_name}").command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS))
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="Begin with: tuili run smollm2 'What is the capital of France?'",
+)
+@click.version_option(__version__, "--version", message="tuili %(version)s")
+def group() -> None:
+    """Run open-weights language models, from a laptop to production."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The entry point of the ``tuili`` program; leaves through SystemExit."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    try:
+        result = group.main(arguments, prog_name="tuili", standalone_mode=False)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else 0
+    except click.ClickException as error:
+        _show_usage_error(error)
+        return error.exit_code
+    except TuiliError as error:
+        show_error(str(error))
+        return 1
+    except (click.Abort, KeyboardInterrupt):
+        click.echo(err=True)
+        return 130
+    except BrokenPipeError:
+        # Whatever is still buffered has no reader; point stdout at nothing so that the interpreter's last flush succeeds.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _show_usage_error(error: click.ClickException) -> None:
+    show_error(error.format_message())
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        click.echo(f"See `{error.ctx.command_path} --help`.", err=True)
