@@ -45,11 +45,15 @@ def format_of(name: str) -> QuantFormat:
     return fmt
 
 
-def format_of_type(ggml_type: int) -> QuantFormat:
-    """The format with that GGUF tensor type number; raises NotSupported with its number and, where it has one, its name."""
+def format_of_type(ggml_type: int, where: str = "") -> QuantFormat:
+    """The format with that GGUF tensor type number; raises NotSupported with its number and, where it has one, its name.
+
+    ``where`` begins the message: the file and tensor.
+    """
     name = GGML_TYPE_NAMES.get(ggml_type)
-    if name is None:
-        raise NotSupported(f"unknown tensor type number {ggml_type}; supported: {', '.join(FORMATS)}")
-    if name not in FORMATS:
-        raise NotSupported(f"tensor format not supported yet: {name} (type number {ggml_type}); supported: {', '.join(FORMATS)}")
-    return FORMATS[name]
+    if name is not None and name in FORMATS:
+        return FORMATS[name]
+    problem = f"unknown tensor type number {ggml_type}"
+    if name is not None:
+        problem = f"tensor format not supported yet: {name} (type number {ggml_type})"
+    raise NotSupported(f"{where + ': ' if where else ''}{problem}; supported: {', '.join(FORMATS)}")
