@@ -15,9 +15,11 @@ BlockDecoder = Callable[[Any], Floats]
 _CHUNK = 4096
 
 
-def block_format(name: str, ggml_type: int, block_size: int, layout: npt.DTypeLike, decode: BlockDecoder) -> QuantFormat:
+def block_format(
+    name: str, ggml_type: int, block_size: int, layout: list[tuple[str, str] | tuple[str, str, int]], decode: BlockDecoder
+) -> QuantFormat:
     """A format whose blocks are records of ``layout``; ``decode`` turns records [blocks] into float32 [blocks, block_size]."""
-    record = np.dtype(layout)
+    record: np.dtype[np.void] = np.dtype(layout)
 
     def decode_bytes(data: Bytes) -> Floats:
         *leading, row_bytes = data.shape
@@ -31,7 +33,7 @@ def block_format(name: str, ggml_type: int, block_size: int, layout: npt.DTypeLi
                 out[start : start + _CHUNK] = decode(blocks[start : start + _CHUNK])
         return out.reshape(*leading, row_bytes // record.itemsize * block_size)
 
-    return QuantFormat(name, ggml_type, block_size, record.itemsize, decode_bytes)
+    return QuantFormat(name, ggml_type, block_size, record.itemsize, decode_bytes, record)
 
 
 def as_f32(field: npt.NDArray[Any]) -> Floats:

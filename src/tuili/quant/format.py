@@ -19,6 +19,7 @@ class QuantFormat:
     """One storage format. ``name`` is the field's (Q4_K, BF16, …); ``ggml_type`` its number in GGUF files.
 
     ``decode`` takes bytes [..., num_blocks * block_bytes] and returns float32 [..., num_blocks * block_size].
+    ``layout`` names the fields of one block as a NumPy record; None for plain numbers.
     """
 
     name: str
@@ -26,6 +27,7 @@ class QuantFormat:
     block_size: int
     block_bytes: int
     decode: Callable[[Bytes], Floats]
+    layout: np.dtype[np.void] | None = None
 
     def row_bytes(self, num_elements: int) -> int:
         """Bytes of a row of ``num_elements``; raises ValueError when it is not a whole number of blocks."""
