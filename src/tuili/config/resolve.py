@@ -28,8 +28,8 @@ MANY_CPUS = 4
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """``memory_bytes``: what the loaded weights take. ``kv_bytes(tokens, chunk)``: KV bytes that one sequence of that length needs
-    when computed that many tokens at a time; ``kv_tokens(budget, limit, chunk)``: the reverse, at most ``limit``."""
+    """``memory_bytes``: what the loaded weights take. ``kv_bytes(tokens, chunk)``: KV bytes that one sequence of that length
+    needs when computed that many tokens at a time; ``kv_tokens(budget, limit, chunk)``: the reverse, at most ``limit``."""
 
     max_position_embeddings: int
     memory_bytes: int
