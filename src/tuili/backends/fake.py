@@ -7,7 +7,7 @@ what was read, so that the same tokens give the same logits whatever the batch, 
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ U64 = npt.NDArray[np.uint64]
 SCRIPT_LOGIT = 50.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FakeBackend:
     """``script``: token ids; output token i of every sequence is script[i], if nothing bans it, and hash noise beyond its end.
     ``seconds_per_step``: how long a step sleeps, without the GIL. ``failing_token``: a step that holds it raises BackendError.
@@ -37,7 +37,7 @@ class FakeBackend:
     failing_token: int | None = None
     failing_steps: frozenset[int] = frozenset()
     nan_token: int | None = None
-    name: str = field(default="fake", init=False)
+    name: str = "fake"
 
     def missing(self, program: Program, formats: Mapping[str, str]) -> list[str]:
         return []
