@@ -107,7 +107,7 @@ def expose(metrics: EngineMetrics, now: Mapping[str, float], model_name: str) ->
     return generate_latest(registry)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Collector:
     metrics: EngineMetrics
     now: Mapping[str, float]
