@@ -25,6 +25,22 @@ inline Vec16 exp(Vec16 x) {
     return p * pow2_from_magic(shifted);
 }
 
+// 2^x for x <= 0; below -126 the result stays at 2^-126. NaN stays NaN.
+inline Vec16 exp2_negative(Vec16 x) {
+    x = vmax(set1(-126.0f), x);
+    const Vec16 magic = set1(12582912.0f);
+    const Vec16 shifted = x + magic;
+    const Vec16 f = x - (shifted - magic);
+    Vec16 p = set1(1.535336188e-4f);
+    p = fma(p, f, set1(1.339887440e-3f));
+    p = fma(p, f, set1(9.618437357e-3f));
+    p = fma(p, f, set1(5.550332548e-2f));
+    p = fma(p, f, set1(2.402264791e-1f));
+    p = fma(p, f, set1(6.931472028e-1f));
+    p = fma(p, f, set1(1.0f));
+    return p * pow2_from_magic(shifted);
+}
+
 // tanh x: an odd polynomial near zero (coefficients of Cephes' tanhf), 1 - 2 / (e^2|x| + 1) elsewhere.
 inline Vec16 tanh(Vec16 x) {
     const Vec16 a = absolute(x), z = x * x;

@@ -1,0 +1,81 @@
+// The kernels of one ISA level that are not matrix products: row-wise ops, attention, and the scans that sampling needs.
+//
+// Every result is a fixed sequence of operations of its own row: it does not depend on the other rows, on threads or on the level.
+#pragma once
+#include "kernels/linear.h"
+#include <cstdint>
+
+namespace tuili {
+
+inline constexpr int kBlockSize = 16;      // tokens in a KV block
+inline constexpr int kAttentionChunk = 64; // tokens between two updates of the running softmax, at absolute positions
+
+// Query heads of one KV head, for a run of queries of one sequence: rows are (query, head).
+struct AttentionArgs {
+    const float* q; // head j of query i at q + i * ldq + j * head_dim
+    int64_t ldq;
+    float* out; // likewise
+    int64_t ldo;
+    int num_queries, num_heads; // num_queries * num_heads <= kAttentionRows
+    int head_dim;               // a multiple of 16, at most kMaxHeadDim
+    int64_t first_position;     // of query 0; the others follow
+    int64_t window;             // positions a query sees, itself included; 0 = all
+    float scale, softcap;       // softcap 0 = none
+    bool causal;                // otherwise every query sees [0, context)
+    int64_t context;            // positions of the sequence that are filled
+    const int32_t* block_table;
+    const uint16_t* pool;  // K of block b at pool + b * block_stride: [head_dim][16]; V at + v_offset: [16][head_dim]; f16
+    int64_t block_stride;  // in uint16
+    int64_t v_offset;      // in uint16
+    float* scratch;        // kAttentionScratch floats, 64-byte aligned
+};
+
+inline constexpr int kAttentionRows = 32;
+inline constexpr int kMaxHeadDim = 512;
+inline constexpr int64_t kAttentionScratch = kAttentionRows * (2 * kMaxHeadDim + kAttentionChunk + 4);
+
+// What one scan over a row of logits tells.
+struct RowMaximum {
+    float value;   // the largest
+    int32_t index; // its first position
+    bool invalid;  // NaN or +infinity among them
+};
+
+struct OpKernels {
+    const char* isa;
+
+    // One row each; `width` columns in groups of `group`.
+    void (*rms_norm)(const float* x, const float* weight, float* out, int64_t width, int64_t group, float eps);
+    void (*layer_norm)(const float* x, const float* scale, const float* shift, float* out, int64_t width, int64_t group, float eps);
+    void (*add)(const float* a, const float* b, float* out, int64_t n);
+    void (*scale)(const float* x, float factor, float* out, int64_t n);
+    void (*softcap)(const float* x, float cap, float* out, int64_t n);
+    void (*act_mul)(Act act, const float* gate, const float* up, float* out, int64_t n);
+    // out = sum over j of weights[j] * y[j], y being [num, n], in order.
+    void (*weighted_sum)(const float* y, const float* weights, int64_t num, float* out, int64_t n);
+    void (*softmax)(const float* x, float* out, int64_t n);
+    void (*sigmoid)(const float* x, float* out, int64_t n);
+    // Rotates the first `dim` columns of every head; cos and sin are [dim / 2].
+    void (*rope)(const float* x, const float* cos, const float* sin, float* out, int64_t heads, int64_t head_dim, int64_t dim);
+    // One token's K and V of one head into place `offset` of a block, as f16 (saturated to its range).
+    void (*write_kv)(const float* k, const float* v, uint16_t* k_block, uint16_t* v_block, int offset, int head_dim);
+    void (*attention)(const AttentionArgs& args);
+
+    RowMaximum (*row_maximum)(const float* x, int64_t n);
+    // Sum over i of e^((x[i] - maximum) * factor); factor > 0.
+    double (*sum_exp)(const float* x, int64_t n, float maximum, float factor);
+    // Largest value of each run of `run` (a multiple of 16; the last may be shorter).
+    void (*run_maxima)(const float* x, int64_t n, int64_t run, float* out);
+    // Positions with x >= threshold, ascending, into ids (capacity n); returns how many.
+    int64_t (*find_at_least)(const float* x, int64_t n, float threshold, int32_t* ids);
+    // Positions whose score (x - maximum) * factor + noise may exceed `floor`, at most `capacity` of them from `first` on;
+    // returns their number and moves `first` to where the scan stopped.
+    int64_t (*find_noisy)(const float* x, int64_t n, float maximum, float factor, double floor, uint64_t noise_key, int64_t& first,
+                          int32_t* ids, int64_t capacity);
+};
+
+const OpKernels& ops_generic();
+const OpKernels& ops_avx2();
+const OpKernels& ops_avx512();
+
+} // namespace tuili

@@ -1,0 +1,159 @@
+#include "program/executor.h"
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+
+namespace tuili {
+
+namespace {
+
+constexpr size_t kAlignment = 64;
+
+size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+void run_phases(const std::vector<Phase>& phases, const Frame& frame) {
+    for (const Phase& phase : phases) std::visit([&](const auto& p) { run(p, frame); }, phase);
+}
+
+} // namespace
+
+Executor::Executor(Isa isa, int num_threads) : kernels_(kernels_of(isa)), pool_(num_threads) {}
+
+size_t Executor::packed_bytes(Format format, int64_t rows, int64_t cols) const {
+    const int64_t tiles = (rows + kTileRows - 1) / kTileRows;
+    return aligned(kernels_.linear.tile_bytes(format, cols) * static_cast<size_t>(tiles));
+}
+
+PackedMatrix Executor::pack(Format format, const uint8_t* data, size_t stride, int64_t rows, int64_t cols) {
+    const size_t bytes = packed_bytes(format, rows, cols);
+    if (weight_bytes_ + bytes > weight_memory_.size()) throw std::length_error("weights are larger than what was reserved for them");
+    uint8_t* packed = weight_memory_.data() + weight_bytes_;
+    weight_bytes_ += bytes;
+    const PackedMatrix matrix{format, rows, cols, kernels_.linear.tile_bytes(format, cols), packed};
+    const int64_t tiles = matrix.num_tiles(), chunk = std::max<int64_t>(1, std::min<int64_t>(64, tiles / (pool_.num_threads() * 4)));
+    pool_.run((tiles + chunk - 1) / chunk, [&](int64_t i, int) {
+        kernels_.linear.pack(format, data, stride, nullptr, rows, cols, i * chunk, std::min(tiles, (i + 1) * chunk), packed);
+    });
+    return matrix;
+}
+
+void Executor::finish(const Limits& limits) {
+    limits_ = limits;
+    const size_t tokens = static_cast<size_t>(limits.max_tokens), outputs = static_cast<size_t>(limits.max_outputs_at_once);
+    work_.token_arena = Buffer(static_cast<size_t>(plan_.token_columns) * tokens * sizeof(float));
+    work_.output_arena = Buffer(static_cast<size_t>(plan_.output_columns) * outputs * sizeof(float));
+    work_.activations = Buffer(activation_bytes());
+    int64_t cols = 1;
+    for (const Weight& w : plan_.weights) cols = std::max(cols, w.cols());
+    const size_t scratch = std::max(kernels_.linear.scratch_bytes(cols), static_cast<size_t>(kAttentionScratch) * sizeof(float));
+    for (int i = 0; i < pool_.num_threads(); i++) work_.thread_scratch.emplace_back(scratch);
+    for (const StateGroup& g : plan_.groups)
+        work_.kv_pools.emplace_back(static_cast<size_t>(g.num_blocks * g.block_elements()) * sizeof(uint16_t));
+    for (const RopeTable& r : plan_.ropes) {
+        work_.cosines.emplace_back(tokens * r.inverse_frequencies.size() * sizeof(float));
+        work_.sines.emplace_back(tokens * r.inverse_frequencies.size() * sizeof(float));
+    }
+}
+
+// The largest activation that is ever quantised.
+size_t Executor::activation_bytes() const {
+    size_t bytes = 0;
+    const auto look = [&](const Phase& phase) {
+        const auto* group = std::get_if<RowGroup>(&phase);
+        if (!group) return;
+        for (const RowOp& row_op : group->ops)
+            if (const auto* quantise = std::get_if<op::Quantise>(&row_op)) {
+                const Value& x = plan_.values[static_cast<size_t>(quantise->x)];
+                const int64_t units = x.per_output ? limits_.max_outputs_at_once : limits_.max_tokens;
+                bytes = std::max(bytes, kernels_.linear.activation_bytes(units * x.multiple, x.width));
+            }
+    };
+    for (const Phase& phase : plan_.token_phases) look(phase);
+    for (const Phase& phase : plan_.output_phases) look(phase);
+    return bytes;
+}
+
+size_t Executor::arena_bytes() const { return work_.token_arena.size() + work_.output_arena.size() + work_.activations.size(); }
+
+// Angles in double: position * inverse frequency, once a step for all layers.
+void Executor::fill_rope_tables(const Frame& f) {
+    for (size_t r = 0; r < plan_.ropes.size(); r++) {
+        const RopeTable& rope = plan_.ropes[r];
+        const size_t half = rope.inverse_frequencies.size();
+        const int32_t* positions = f.step.positions + rope.axis * f.step.num_tokens;
+        constexpr int64_t kChunk = 16;
+        pool_.run((f.step.num_tokens + kChunk - 1) / kChunk, [&](int64_t chunk, int) {
+            for (int64_t t = chunk * kChunk; t < std::min((chunk + 1) * kChunk, f.step.num_tokens); t++)
+                for (size_t i = 0; i < half; i++) {
+                    const double angle = positions[t] * rope.inverse_frequencies[i];
+                    work_.cosines[r].as<float>()[static_cast<size_t>(t) * half + i] = static_cast<float>(std::cos(angle) * rope.magnitude);
+                    work_.sines[r].as<float>()[static_cast<size_t>(t) * half + i] = static_cast<float>(std::sin(angle) * rope.magnitude);
+                }
+        });
+    }
+}
+
+// Runs the step; the output rows come in pieces, so that logits never need more than max_outputs_at_once rows of memory.
+template <class Consume>
+void Executor::run_pieces(Frame& frame, Consume consume) {
+    const ThreadPool::Active active(pool_);
+    fill_rope_tables(frame);
+    run_phases(plan_.token_phases, frame);
+    for (int64_t first = 0; first < frame.step.num_outputs; first += limits_.max_outputs_at_once) {
+        frame.first_output = first;
+        frame.num_outputs = std::min(limits_.max_outputs_at_once, frame.step.num_outputs - first);
+        consume();
+    }
+}
+
+void Executor::run(const Step& step, float* out) {
+    check(step, plan_, limits_);
+    Frame frame{plan_, kernels_, pool_, work_, step};
+    const int64_t width = frame.value(plan_.output).width;
+    run_pieces(frame, [&] {
+        frame.output = out + frame.first_output * width;
+        run_phases(plan_.output_phases, frame);
+    });
+}
+
+void Executor::sample(const Step& step, const SamplingBatch& batch, const SamplingResult& result) {
+    check(step, plan_, limits_);
+    Frame frame{plan_, kernels_, pool_, work_, step};
+    const int64_t width = frame.value(plan_.output).width;
+    check(batch, step.num_outputs, width);
+    run_pieces(frame, [&] {
+        run_phases(plan_.output_phases, frame);
+        float* logits = frame.data(plan_.output);
+        pool_.run(frame.num_outputs, [&](int64_t i, int) {
+            sample_row(kernels_.ops, logits + i * width, width, batch, frame.first_output + i, result);
+        });
+    });
+}
+
+namespace {
+
+void check_blocks(const int32_t* blocks, int64_t n, const StateGroup& group) {
+    for (int64_t i = 0; i < n; i++)
+        if (blocks[i] < 0 || blocks[i] >= group.num_blocks) throw std::out_of_range("block " + std::to_string(blocks[i]));
+}
+
+} // namespace
+
+void Executor::read_blocks(int64_t group, const int32_t* blocks, int64_t n, uint8_t* out) const {
+    const StateGroup& g = plan_.groups.at(static_cast<size_t>(group));
+    check_blocks(blocks, n, g);
+    const size_t bytes = static_cast<size_t>(g.block_elements()) * sizeof(uint16_t);
+    const uint8_t* pool = work_.kv_pools[static_cast<size_t>(group)].data();
+    for (int64_t i = 0; i < n; i++) std::memcpy(out + static_cast<size_t>(i) * bytes, pool + static_cast<size_t>(blocks[i]) * bytes, bytes);
+}
+
+void Executor::write_blocks(int64_t group, const int32_t* blocks, int64_t n, const uint8_t* data) {
+    const StateGroup& g = plan_.groups.at(static_cast<size_t>(group));
+    check_blocks(blocks, n, g);
+    const size_t bytes = static_cast<size_t>(g.block_elements()) * sizeof(uint16_t);
+    uint8_t* pool = work_.kv_pools[static_cast<size_t>(group)].data();
+    for (int64_t i = 0; i < n; i++) std::memcpy(pool + static_cast<size_t>(blocks[i]) * bytes, data + static_cast<size_t>(i) * bytes, bytes);
+}
+
+} // namespace tuili

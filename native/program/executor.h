@@ -1,0 +1,47 @@
+// Runs a plan: one call a step.
+#pragma once
+#include "program/frame.h"
+#include "sample/sampler.h"
+#include <memory>
+
+namespace tuili {
+
+class Executor {
+  public:
+    Executor(Isa isa, int num_threads);
+
+    // Loading: weights are packed while the plan is being filled, then finish() makes room for the steps.
+    Plan& plan() { return plan_; }
+    const Kernels& kernels() const { return kernels_; }
+    ThreadPool& pool() { return pool_; }
+    void reserve_weights(size_t bytes) { weight_memory_ = Buffer(bytes); }
+    size_t packed_bytes(Format format, int64_t rows, int64_t cols) const;
+    // Packs rows of `row_bytes` bytes (`stride` apart) behind what was packed before.
+    PackedMatrix pack(Format format, const uint8_t* data, size_t stride, int64_t rows, int64_t cols);
+    void finish(const Limits& limits);
+
+    // The output rows of one step, [num_outputs, output width].
+    void run(const Step& step, float* out);
+    // One step, its output rows taken as logits and sampled.
+    void sample(const Step& step, const SamplingBatch& batch, const SamplingResult& result);
+
+    void read_blocks(int64_t group, const int32_t* blocks, int64_t n, uint8_t* out) const;
+    void write_blocks(int64_t group, const int32_t* blocks, int64_t n, const uint8_t* data);
+    size_t arena_bytes() const;
+
+  private:
+    template <class Consume>
+    void run_pieces(Frame& frame, Consume consume);
+    size_t activation_bytes() const;
+    void fill_rope_tables(const Frame& frame);
+
+    Kernels kernels_;
+    ThreadPool pool_;
+    Plan plan_;
+    Buffer weight_memory_;
+    size_t weight_bytes_ = 0;
+    Workspace work_;
+    Limits limits_{};
+};
+
+} // namespace tuili
