@@ -1,14 +1,11 @@
 """The Hugging Face source against a real HTTP server on the loopback interface, well-behaved and not."""
 
-import hashlib
-import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from support.hub import Hub, serving
 from support.library import HUB, Recorder, ScriptedFetcher, content, model_file
 from tuili.errors import DownloadError
 from tuili.library.catalogue import HuggingFaceSource
@@ -17,70 +14,12 @@ from tuili.library.sources.huggingface import HuggingFaceFetcher
 from tuili.library.store import partial_path
 
 DATA = content(3_000_000)
-DIGEST = hashlib.sha256(DATA).hexdigest()
-
-
-@dataclass
-class Hub:
-    """A hub that redirects to its store of large files as the real one does, with switches for misbehaviour."""
-
-    address: str = ""
-    data: bytes = DATA
-    linked_etag: str = DIGEST
-    status: int = 200
-    ranges: bool = True
-    wrong_range: bool = False
-    cut_after: list[int] = field(default_factory=list)
-    requests: list[tuple[str, str | None, str | None]] = field(default_factory=list)
-
-
-class Handler(BaseHTTPRequestHandler):
-    hub: Hub
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-    def do_GET(self) -> None:
-        hub = self.hub
-        hub.requests.append((self.path, self.headers.get("Range"), self.headers.get("Authorization")))
-        if self.path.startswith("/owner/"):
-            self.send_response(302 if hub.status == 200 else hub.status)
-            self.send_header("X-Linked-Etag", f'"{hub.linked_etag}"')
-            self.send_header("X-Linked-Size", str(len(hub.data)))
-            self.send_header("Location", f"{hub.address.replace('127.0.0.1', 'localhost')}/store/blob")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-            return
-        asked = self.headers.get("Range")
-        start = int(asked.removeprefix("bytes=").rstrip("-")) if asked and hub.ranges else 0
-        if hub.wrong_range:
-            start += 5
-        body = hub.data[start:]
-        self.send_response(206 if asked and hub.ranges else 200)
-        self.send_header("Content-Length", str(len(body)))
-        if asked and hub.ranges:
-            self.send_header("Content-Range", f"bytes {start}-{len(hub.data) - 1}/{len(hub.data)}")
-        self.end_headers()
-        self.wfile.write(body[: hub.cut_after.pop(0)] if hub.cut_after else body)
-        self.close_connection = True
-
-
-class Server(ThreadingHTTPServer):
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A client that hangs up early is part of these tests."""
 
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:
-    state = Hub()
-    server = Server(("127.0.0.1", 0), type("BoundHandler", (Handler,), {"hub": state}))
-    state.address = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield state
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(DATA) as state:
+        yield state
 
 
 def fetch(hub: Hub, folder: Path, report: Recorder | None = None, token: str | None = None) -> bytes:

@@ -48,7 +48,7 @@ class Oracle:
             return self.model(input_ids=torch.tensor([list(tokens)])).logits[0].numpy()
 
     def prompt(self, count: int, seed: int) -> list[int]:
-        """Random tokens. For experts: the first prompt whose routing is clear-cut, since rounding decides between equal experts."""
+        """Random tokens. For experts: the first prompt with a clear-cut routing, since rounding decides between equal ones."""
         while True:
             tokens = np.random.default_rng(seed).integers(0, self.config["vocab_size"], count).tolist()
             if self._routing_margin(tokens) > 2e-3:

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tuili.weights.gguf import open_gguf
 
 from support.compare import cosines
 from support.oracle import Oracle, executable, make_oracle, write_gguf
@@ -14,6 +13,7 @@ from tuili.backends.base import Backend
 from tuili.backends.reference.executor import ReferenceBackend
 from tuili.models.load import bind, read_model
 from tuili.models.registry import architectures
+from tuili.weights.gguf import open_gguf
 
 NAMES = sorted(architectures())
 LENGTH = 90  # beyond every tiny sliding window

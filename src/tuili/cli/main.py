@@ -1,11 +1,12 @@
 """``tuili``: finds the command that was asked for, imports that one alone, and turns what goes wrong into words and exit codes.
 
-Exit codes: 0 done, 1 it could not be done, 2 it was asked wrongly, 130 interrupted, 141 the reader of our output went away.
+Exit codes: 0 done, 1 it could not be done (or the reader of our output went away), 2 it was asked wrongly, 130 interrupted.
 """
 
 import os
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import import_module
 
 import click
@@ -38,6 +39,13 @@ class LazyGroup(click.Group):
         if cmd_name not in self.list_commands(ctx):
             return None
         return import_module(f"tuili.cli.{cmd_name}").command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            near = get_close_matches(args[0], self.list_commands(ctx), n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(self.list_commands(ctx))}"
+            ctx.fail(f"there is no command {args[0]!r}: {hint}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -72,12 +80,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
         show_error(str(error))
         return 1
     except (click.Abort, KeyboardInterrupt):
-        click.echo(err=True)
         return 130
     except BrokenPipeError:
         # Whatever is still buffered has no reader; point stdout at nothing so that the interpreter's last flush succeeds.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        return 1
 
 
 def _show_usage_error(error: click.ClickException) -> None:

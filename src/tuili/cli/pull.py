@@ -5,7 +5,7 @@ from dataclasses import asdict
 import click
 
 from tuili.cli.console import note, show_json, size_text
-from tuili.cli.models import fetch, open_store
+from tuili.cli.models import fetch
 from tuili.cli.options import accept_licence_option, json_option, quiet_option
 from tuili.library.catalogue import load_catalogue
 from tuili.library.names import parse_name
@@ -21,9 +21,8 @@ def command(names: tuple[str, ...], accept_licence: bool, quiet: bool, as_json: 
 
     An interrupted fetch continues where it stopped. What is here already is checked against its sha256.
     """
-    store = open_store()
     entries = [load_catalogue().get(parse_name(name)) for name in names]
-    manifests = [fetch(entry, store, accept_licence=accept_licence, quiet=quiet) for entry in entries]
+    manifests = [fetch(entry, accept_licence=accept_licence, quiet=quiet) for entry in entries]
     if as_json:
         show_json([asdict(manifest) for manifest in manifests])
     elif not quiet:

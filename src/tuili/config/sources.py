@@ -21,10 +21,13 @@ FILE_SETTINGS = frozenset(
     {
         "api_key",
         "backend",
+        "drain_timeout",
         "hf_endpoint",
         "host",
         "isa",
         "kv_cache_memory_bytes",
+        "log_format",
+        "log_level",
         "max_model_len",
         "max_num_batched_tokens",
         "max_num_seqs",

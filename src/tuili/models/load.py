@@ -40,13 +40,17 @@ class ModelDescription:
     def num_parameters(self) -> int:
         return sum(math.prod(decl.shape) for decl in self.program.weights.values())
 
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each weight as stored."""
+        return {
+            name: math.prod(decl.shape[:-1]) * format_of(self.formats[name]).row_bytes(decl.shape[-1])
+            for name, decl in self.program.weights.items()
+        }
+
     @property
     def weight_bytes(self) -> int:
         """Bytes of all weights as stored."""
-        return sum(
-            math.prod(decl.shape[:-1]) * format_of(self.formats[name]).row_bytes(decl.shape[-1])
-            for name, decl in self.program.weights.items()
-        )
+        return sum(self.sizes().values())
 
 
 def build_program(arch: Architecture, spec: ModelSpec) -> Program:

@@ -11,28 +11,34 @@ import numpy.typing as npt
 from tuili.backends.base import F32, I32, SamplingBatch, StepResult
 
 F64 = npt.NDArray[np.float64]
-U64 = npt.NDArray[np.uint64]
+U32 = npt.NDArray[np.uint32]
 
-#: Returned instead of a token when a row of logits holds NaN, or no token is left to choose from.
+#: Returned instead of a token when a row of logits holds NaN or +infinity, or no token is left to choose from.
 NO_TOKEN = -1
 
 
-def mix(value: U64) -> U64:
-    """The splitmix64 generator's step and finaliser (Steele, Lea, Flood 2014), modulo 2**64."""
-    value = value + np.uint64(0x9E3779B97F4A7C15)
-    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return value ^ (value >> np.uint64(31))
+def mix64(x: int) -> int:
+    """The finaliser of splitmix64."""
+    x = ((x ^ x >> 30) * 0xBF58476D1CE4E5B9) % 2**64
+    x = ((x ^ x >> 27) * 0x94D049BB133111EB) % 2**64
+    return x ^ x >> 31
+
+
+def mix32(h: U32) -> U32:
+    """The finaliser of MurmurHash3, on whole arrays; uint32 arithmetic wraps."""
+    h = (h ^ h >> np.uint32(16)) * np.uint32(0x85EBCA6B)
+    h = (h ^ h >> np.uint32(13)) * np.uint32(0xC2B2AE35)
+    return h ^ h >> np.uint32(16)
 
 
 def gumbel_noise(seed: int, sequence: int, position: int, token_ids: npt.NDArray[np.int64]) -> F64:
-    """One standard Gumbel number a token id: -log(-log(u)), u from the high 53 bits of the mixed key, inside (0, 1)."""
-    key = np.array([seed], np.uint64)
-    for part in (sequence, position):
-        key = mix(key) ^ np.array([part], np.int64).astype(np.uint64)
-    bits = mix(mix(key) ^ token_ids.astype(np.uint64))
-    uniform = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
-    return -np.log(-np.log(uniform))
+    """One standard Gumbel number a token id. The same numbers as native/sample/noise.h, which documents them."""
+    counter = (sequence % 2**32) << 32 | position % 2**32
+    key = mix64(mix64((seed + 0x9E3779B97F4A7C15) % 2**64) ^ counter)
+    bits = mix32(mix32(token_ids.astype(np.uint32) ^ np.uint32(key % 2**32)) ^ np.uint32(key >> 32))
+    uniform = ((bits >> np.uint32(1)).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-31)
+    uniform = np.minimum(uniform, np.float32(1 - 2.0**-24))
+    return -np.log(-np.log1p(-uniform.astype(np.float64)))
 
 
 def log_softmax(logits: F32) -> F64:
@@ -48,10 +54,10 @@ def sample(logits: F32, batch: SamplingBatch) -> StepResult:
         token_ids=np.full(rows, NO_TOKEN, np.int32),
         logprobs=np.zeros(rows, np.float32),
         top_ids=np.full((rows, widest), -1, np.int32),
-        top_logprobs=np.full((rows, widest), -1, np.float32),
+        top_logprobs=np.zeros((rows, widest), np.float32),
     )
     for row in range(rows):
-        if np.isnan(logits[row]).any():
+        if np.isnan(logits[row]).any() or not np.isfinite(logits[row].max()):
             continue
         target = int(batch.target[row])
         token = target if target >= 0 else choose(logits[row], batch, row)

@@ -1,0 +1,24 @@
+"""Which backend runs a model, and why."""
+
+from tuili.backends.base import Backend
+from tuili.config.options import BackendName, IsaName
+from tuili.errors import ConfigError
+
+KNOWN: tuple[BackendName, ...] = ("auto", "cpu", "reference", "fake")
+
+
+def select_backend(name: BackendName, *, isa: IsaName | None, threads: int) -> tuple[Backend, str]:
+    """The backend, and why, in words. Raises ConfigError for an unknown name, BackendError when it cannot run here."""
+    if name == "reference":
+        from tuili.backends.reference.executor import ReferenceBackend
+
+        return ReferenceBackend(), "reference: as asked; slow, for tests"
+    if name == "fake":
+        from tuili.backends.fake import FakeBackend
+
+        return FakeBackend(), "fake: as asked; makes tokens up, for tests"
+    if name not in KNOWN:
+        raise ConfigError(f"backend {name!r} is unknown; known are {', '.join(KNOWN)}")
+    from tuili.backends.cpu.executor import CpuBackend
+
+    return CpuBackend(isa=isa, threads=threads), "cpu: as asked" if name == "cpu" else "cpu: the only backend for this machine"

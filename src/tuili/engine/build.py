@@ -1,0 +1,178 @@
+"""From a model file and options to an engine that is ready to serve: the one place that knows all the parts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tuili.backends.base import Backend, Executable, Limits
+from tuili.backends.select import select_backend
+from tuili.cache.manager import GroupSpec, KVManager
+from tuili.cache.plan import GroupShape, plan_kv, sequence_bytes, tokens_held
+from tuili.config.machine import MachineFacts, read_machine
+from tuili.config.options import EngineOptions
+from tuili.config.resolve import ModelFacts, ResolvedOptions, choose_threads, resolve
+from tuili.config.sources import cache_dir
+from tuili.engine.admission import RequestChecker
+from tuili.engine.batch import BatchBuilder
+from tuili.engine.client import EngineClient
+from tuili.engine.engine import Engine
+from tuili.engine.output import OutputProcessor
+from tuili.engine.runner import Runner
+from tuili.engine.scheduler import Scheduler, SchedulerLimits
+from tuili.errors import TemplateRefused
+from tuili.models.load import ModelDescription, bind, read_model
+from tuili.observe.metrics import EngineMetrics
+from tuili.program.program import BLOCK_SIZE, Program
+from tuili.text.chat import ChatTemplate, chat_template_of
+from tuili.text.tokenizer.base import Tokenizer
+from tuili.text.tokenizer.load import load_tokenizer
+from tuili.weights.gguf import open_gguf
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    """A model that can be talked to.
+
+    ``client`` is for event loops, ``engine`` (with ``checker`` and ``processor``) for a caller that steps it itself: use one or
+    the other. ``chat_template`` is None when the model has none that works; ``chat_template_error`` then says so in words.
+    ``report``: what the backend says about itself. ``num_blocks``: KV blocks of each state group.
+    """
+
+    client: EngineClient
+    engine: Engine
+    checker: RequestChecker
+    processor: OutputProcessor
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    chat_template_error: str | None
+    description: ModelDescription | None
+    resolved: ResolvedOptions
+    report: Mapping[str, str]
+    num_blocks: tuple[int, ...]
+
+    @property
+    def metrics(self) -> EngineMetrics:
+        return self.client.metrics
+
+    def close(self) -> None:
+        """Abort what is live, stop the engine's thread, give the memory back."""
+        self.client.shutdown()
+
+
+def build_engine(path: Path, options: EngineOptions, *, machine: MachineFacts | None = None) -> LoadedEngine:
+    """Load the model file at ``path``.
+
+    Raises ModelFileError and NotSupported for the file, ConfigError for the options, BackendError for what the backend lacks.
+    """
+    machine = machine or read_machine()
+    threads, _ = choose_threads(options, machine)
+    backend, choice = select_backend(options.backend, isa=options.isa, threads=threads)
+    source = open_gguf(path)
+    try:
+        description = read_model(source, max_model_len=options.max_model_len)
+        tokenizer = load_tokenizer(source.metadata, cache_dir() / "tokenizers")
+        groups = group_shapes(description.program, backend)
+        facts = model_facts(description, groups)
+        resolved = resolve(options, facts, machine)
+        limits = plan_limits(groups, resolved)
+        executable = bind(description, source, backend, limits)
+    except BaseException:
+        source.close()
+        raise
+    return assemble(
+        executable,
+        description.program,
+        limits,
+        resolved,
+        tokenizer,
+        description=description,
+        report={"choice": choice, **executable.description},
+    )
+
+
+def group_shapes(program: Program, backend: Backend) -> list[GroupShape]:
+    """What a block costs in each state group on that backend."""
+    costs = backend.kv_bytes_per_block(program)
+    return [GroupShape(cost, group.window) for cost, group in zip(costs, program.state_groups(), strict=True)]
+
+
+def model_facts(description: ModelDescription, groups: list[GroupShape]) -> ModelFacts:
+    return ModelFacts(
+        max_position_embeddings=description.spec.max_position_embeddings,
+        memory_bytes=description.weight_bytes,
+        kv_bytes=lambda tokens, chunk: sequence_bytes(groups, tokens, chunk=chunk, block_size=BLOCK_SIZE),
+        kv_tokens=lambda budget, limit, chunk: tokens_held(groups, budget, limit=limit, chunk=chunk, block_size=BLOCK_SIZE),
+    )
+
+
+def plan_limits(groups: list[GroupShape], resolved: ResolvedOptions) -> Limits:
+    num_blocks = plan_kv(
+        groups,
+        budget_bytes=resolved.kv_cache_memory_bytes,
+        max_model_len=resolved.max_model_len,
+        max_num_seqs=resolved.max_num_seqs,
+        max_num_batched_tokens=resolved.max_num_batched_tokens,
+        block_size=BLOCK_SIZE,
+    )
+    return Limits(resolved.max_model_len, resolved.max_num_seqs, resolved.max_num_batched_tokens, num_blocks)
+
+
+def assemble(
+    executable: Executable,
+    program: Program,
+    limits: Limits,
+    resolved: ResolvedOptions,
+    tokenizer: Tokenizer,
+    *,
+    description: ModelDescription | None = None,
+    report: Mapping[str, str] | None = None,
+) -> LoadedEngine:
+    """The engine around an executable that was made for ``limits``."""
+    specs = [GroupSpec(n, group.window) for n, group in zip(limits.num_blocks, program.state_groups(), strict=True)]
+    kv = KVManager(specs, BLOCK_SIZE)
+    scheduling = SchedulerLimits(limits.max_model_len, limits.max_num_seqs, limits.max_num_batched_tokens)
+    builder = BatchBuilder(
+        limits,
+        max_prompt_rows=scheduling.max_prompt_rows,
+        vocab_size=program.output.width,
+        banned_token_ids=[*sorted(tokenizer.unused_token_ids), *range(tokenizer.vocab_size, program.output.width)],
+    )
+    engine = Engine(Scheduler(scheduling, kv), Runner(executable, builder))
+    checker = RequestChecker(
+        max_model_len=limits.max_model_len,
+        kv_capacity=kv.max_tokens_alone,
+        num_tokens=min(tokenizer.vocab_size, program.output.width),
+        eos_token_ids=tokenizer.eos_token_ids,
+    )
+    metrics = EngineMetrics()
+    processor = OutputProcessor(tokenizer, metrics)
+    client = EngineClient(
+        engine,
+        checker,
+        processor,
+        metrics,
+        max_num_seqs=limits.max_num_seqs,
+        max_waiting_requests=resolved.max_waiting_requests,
+    )
+    template, refusal = _chat_template(tokenizer)
+    return LoadedEngine(
+        client,
+        engine,
+        checker,
+        processor,
+        tokenizer,
+        template,
+        refusal,
+        description,
+        resolved,
+        report or executable.description,
+        limits.num_blocks,
+    )
+
+
+def _chat_template(tokenizer: Tokenizer) -> tuple[ChatTemplate | None, str | None]:
+    """A template that is missing or broken does not keep the model from completing text."""
+    try:
+        return chat_template_of(tokenizer), None
+    except TemplateRefused as error:
+        return None, str(error)

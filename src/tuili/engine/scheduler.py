@@ -1,0 +1,222 @@
+"""Who computes how many tokens in the next step: a token budget over the paged KV cache. Integers only.
+
+Rules, in this order:
+
+1. Running sequences go first, in order of their key. One that needs a single token (decode) always finds it in the budget; one
+   that catches up (prefill) takes what the decodes leave, in chunks. Chunks never change a result.
+2. When a sequence cannot get a single block, the last of the running gives all of its blocks back and waits for its turn, with
+   its place kept. It will compute its tokens again, its own output included.
+3. Waiting sequences are admitted when there is a slot and their known tokens fit now, with one block to spare for each running
+   sequence.
+
+What can never fit is refused before it comes here (``max_sequence_tokens``), so the head of the queue never waits for ever.
+"""
+
+from bisect import insort
+from dataclasses import dataclass
+from operator import attrgetter
+
+from tuili.cache.manager import KVManager
+from tuili.engine import policy
+from tuili.engine.request import Request, Sequence, Status, StepPlan
+from tuili.types import FinishReason
+
+_BY_KEY = attrgetter("key")
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """``max_prompt_rows``: output rows a step may spend on prompt log-probabilities, beside one row a sequence."""
+
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_prompt_rows: int = 32
+
+
+class Scheduler:
+    def __init__(self, limits: SchedulerLimits, kv: KVManager) -> None:
+        self.limits = limits
+        self.kv = kv
+        self.waiting: list[Sequence] = []  # in order of key, as is ``running``
+        self.running: list[Sequence] = []
+        self.num_preemptions = 0
+        self._slots = list(range(limits.max_num_seqs - 1, -1, -1))
+        self._tokens_left = 0
+        self._prompt_rows_left = 0
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        """Prompt and output of one sequence together: the context, or what the whole cache can hold if that is less."""
+        return min(self.limits.max_model_len, self.kv.max_tokens_alone)
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Its other sequences follow when the first has computed the prompt, and share that."""
+        assert len(request.prompt_token_ids) <= self.max_sequence_tokens
+        insort(self.waiting, request.sequences[0], key=_BY_KEY)
+
+    def finish(self, sequence: Sequence) -> None:
+        """End a sequence in whatever phase it is; its blocks and slot are free at once."""
+        if sequence.status is Status.FINISHED:
+            return
+        if sequence.status is Status.RUNNING:
+            self.running.remove(sequence)
+            self._release(sequence)
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)
+        sequence.status = Status.FINISHED
+        sequence.request.num_unfinished -= 1
+
+    def schedule(self) -> StepPlan:
+        """Plan the next step; an empty plan means that there is nothing to do."""
+        plan = StepPlan()
+        self._tokens_left = self.limits.max_num_batched_tokens
+        self._prompt_rows_left = self.limits.max_prompt_rows
+        if not self._continue_running(plan):
+            self._admit_waiting(plan)
+        return plan
+
+    def update(self, plan: StepPlan) -> list[int]:
+        """The step was computed. Returns the positions in the plan whose last known token was computed: these got a token."""
+        sampled: list[int] = []
+        for i, sequence in enumerate(plan.sequences):
+            sequence.num_computed_tokens += plan.num_tokens[i]
+            if sequence.num_computed_tokens == len(sequence.token_ids):
+                sampled.append(i)
+        return sampled
+
+    def append(self, sequence: Sequence, token_id: int) -> tuple[bool, FinishReason | None, int | None]:
+        """Append a sampled token. Returns whether it was wanted (not with max_tokens 0), why the sequence ended, if it did, and
+        the user's stop token id that ended it."""
+        request = sequence.request
+        if sequence.index == 0 and sequence.num_output_tokens == 0:
+            self._queue_siblings(request)
+        if len(sequence.token_ids) >= sequence.max_tokens_total:
+            self.finish(sequence)
+            return False, "length", None
+        sequence.token_ids.append(token_id)
+        if token_id in request.stop_token_ids:
+            self.finish(sequence)
+            return True, "stop", token_id if token_id in request.source.params.stop_token_ids else None
+        if len(sequence.token_ids) >= sequence.max_tokens_total:
+            self.finish(sequence)
+            return True, "length", None
+        return True, None, None
+
+    def _queue_siblings(self, request: Request) -> None:
+        for sibling in request.sequences[1:]:
+            if sibling.status is Status.WAITING:
+                insort(self.waiting, sibling, key=_BY_KEY)
+
+    def _continue_running(self, plan: StepPlan) -> bool:
+        """Plan the running sequences; returns whether one had to be preempted."""
+        num_decodes = sum(len(s.token_ids) - s.num_computed_tokens == 1 for s in self.running)
+        preempted = False
+        i = 0
+        while i < len(self.running) and self._tokens_left > 0:
+            sequence = self.running[i]
+            wanted = len(sequence.token_ids) - sequence.num_computed_tokens
+            if wanted == 1:
+                num_decodes -= 1
+            else:
+                wanted = min(wanted, max(self._tokens_left - num_decodes, 1))
+            while not (granted := self._grant(sequence, wanted)) and not self._lacks_prompt_rows(sequence):
+                preempted = True
+                last = policy.victim(self.running)
+                self._preempt(last)
+                if last is sequence:
+                    return True
+                num_decodes -= len(last.token_ids) - last.num_computed_tokens == 1
+            if granted:
+                self._plan(plan, sequence, granted)
+            i += 1
+        return preempted
+
+    def _admit_waiting(self, plan: StepPlan) -> None:
+        while self.waiting and self._slots and self._tokens_left > 0:
+            sequence = self.waiting[0]
+            parent = self._shareable(sequence)
+            shared = self._shared_tokens(sequence) if parent else 0
+            fits = self.kv.has_room(
+                len(sequence.token_ids),
+                chunk=self.limits.max_num_batched_tokens,
+                shared=shared,
+                spare=len(self.running),
+            )
+            if not fits:
+                return
+            blocks = self.kv.fork(parent.blocks, shared) if parent and parent.blocks else None
+            sequence.num_computed_tokens = shared if blocks else 0
+            sequence.blocks = blocks or self.kv.new()
+            wanted = min(len(sequence.token_ids) - sequence.num_computed_tokens, self._tokens_left)
+            granted = self._grant(sequence, wanted)
+            if not granted:
+                self.kv.free(sequence.blocks)
+                sequence.blocks, sequence.num_computed_tokens = None, 0
+                return
+            self.waiting.pop(0)
+            sequence.status = Status.RUNNING
+            sequence.slot = self._slots.pop()
+            insort(self.running, sequence, key=_BY_KEY)
+            plan.admitted.append(sequence)
+            self._plan(plan, sequence, granted)
+
+    def _shared_tokens(self, sequence: Sequence) -> int:
+        """Prompt tokens in whole blocks, the last prompt token left out: its output row is needed."""
+        size = self.kv.block_size
+        return (len(sequence.request.prompt_token_ids) - 1) // size * size
+
+    def _shareable(self, sequence: Sequence) -> Sequence | None:
+        """A running sequence of the same request that has computed the prompt's whole blocks."""
+        if sequence.index == 0 or self._shared_tokens(sequence) == 0:
+            return None
+        for sibling in sequence.request.sequences:
+            if sibling.status is Status.RUNNING and sibling.num_computed_tokens >= self._shared_tokens(sequence):
+                return sibling
+        return None
+
+    def _grant(self, sequence: Sequence, wanted: int) -> int:
+        """Blocks for up to ``wanted`` more tokens; returns for how many there are, 0 for none."""
+        assert sequence.blocks is not None
+        computed = sequence.num_computed_tokens
+        if sequence.prompt_rows_pending:
+            rows = sequence.request.prompt_rows(computed, computed + wanted)
+            if len(rows) > self._prompt_rows_left:
+                wanted = rows.start + self._prompt_rows_left - computed
+        if wanted == 0:
+            return 0
+        if self.kv.grow(sequence.blocks, computed, computed + wanted):
+            return wanted
+        granted = min(wanted, self.kv.room(sequence.blocks, computed) - computed)
+        if granted <= 0:
+            return 0
+        grown = self.kv.grow(sequence.blocks, computed, computed + granted)
+        assert grown
+        return granted
+
+    def _lacks_prompt_rows(self, sequence: Sequence) -> bool:
+        return self._prompt_rows_left == 0 and sequence.prompt_rows_pending
+
+    def _plan(self, plan: StepPlan, sequence: Sequence, num_tokens: int) -> None:
+        plan.sequences.append(sequence)
+        plan.num_tokens.append(num_tokens)
+        self._tokens_left -= num_tokens
+        if sequence.prompt_rows_pending:
+            start = sequence.num_computed_tokens
+            self._prompt_rows_left -= len(sequence.request.prompt_rows(start, start + num_tokens))
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.num_preemptions += 1
+        sequence.num_preemptions += 1
+        self.running.remove(sequence)
+        self._release(sequence)
+        sequence.num_computed_tokens = 0
+        sequence.status = Status.WAITING
+        insort(self.waiting, sequence, key=_BY_KEY)
+
+    def _release(self, sequence: Sequence) -> None:
+        assert sequence.blocks is not None
+        self.kv.free(sequence.blocks)
+        sequence.blocks = None
+        self._slots.append(sequence.slot)
+        sequence.slot = -1

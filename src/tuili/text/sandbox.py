@@ -1,0 +1,475 @@
+"""Run a chat template that came with a model file: nothing in it is trusted.
+
+Jinja's immutable sandbox keeps templates away from Python's internals and from the caller's data. It limits neither time nor
+memory, so every operation is metered here as well: loops, calls, filters, operators, literals, comparisons and output charge the
+size of what they touch to one budget, before they run where the result may be larger than its operands, and each charge looks at
+the clock. An operation which cannot be bounded that way does not exist in these templates: filters, methods and callables are
+those listed below. So a hostile template ends within the time limit and a few times the budget in memory, in the thread that
+renders it.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from datetime import datetime
+from types import BuiltinMethodType, MethodType
+from typing import Any
+
+from jinja2 import TemplateError, Undefined, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context, LoopContext, Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Cycler, Joiner, Namespace, pass_context
+from jinja2.visitor import NodeTransformer
+
+BASE_BUDGET = 16_000_000  # characters and items
+BUDGET_PER_INPUT = 64  # times the size of the conversation
+TIME_LIMIT = 2.0  # seconds
+MAX_SOURCE = 256 * 1024  # characters
+MAX_INT = 2**63  # larger numbers serve no template, and make arithmetic and hashing slow
+
+FILTERS = """
+abs batch capitalize center count d default dictsort e escape filesizeformat first float forceescape format groupby indent int
+items join last length list lower map max min reject rejectattr replace reverse round safe select selectattr slice sort string sum
+title trim truncate unique upper urlencode wordcount
+"""
+STR_METHODS = """
+capitalize casefold center count endswith find index isalnum isalpha isascii isdecimal isdigit isidentifier islower isnumeric
+isprintable isspace istitle isupper join ljust lower lstrip partition removeprefix removesuffix replace rfind rindex rjust
+rpartition rsplit rstrip split splitlines startswith strip swapcase title upper zfill
+"""
+METHODS: dict[type, frozenset[str]] = {
+    str: frozenset(STR_METHODS.split()),
+    dict: frozenset(["copy", "get", "items", "keys", "values"]),
+    list: frozenset(["copy", "count", "index"]),
+    tuple: frozenset(["count", "index"]),
+}
+CONTAINERS = (list, tuple, Mapping, type({}.keys()), type({}.values()), type({}.items()))
+OPERATION = 32  # what an operation costs, beside the size of what it touches
+
+
+class Refusal(TemplateError):
+    """The template called raise_exception."""
+
+
+class TooMuchWork(Exception):
+    """The template used up its budget or its time."""
+
+
+class Meter:
+    """The budget of one rendering."""
+
+    def __init__(self, input_size: int) -> None:
+        self.left = BASE_BUDGET + BUDGET_PER_INPUT * input_size
+        self.deadline = time.monotonic() + TIME_LIMIT
+        self._sizes: dict[int, tuple[int, object]] = {}  # by identity; keeps the objects, so that no id is used twice
+
+    def charge(self, amount: int) -> None:
+        self.left -= OPERATION + amount
+        if self.left < 0:
+            raise TooMuchWork("it makes or reads too much text")
+        if time.monotonic() > self.deadline:
+            raise TooMuchWork(f"it runs for more than {TIME_LIMIT:g} seconds")
+
+    def weigh(self, value: object) -> int:
+        """Size of ``value``: characters of text, and of everything inside a container, counted as often as it is reachable."""
+        if isinstance(value, str):
+            return len(value)
+        if isinstance(value, CONTAINERS):
+            known = self._sizes.get(id(value))
+            if known is None:
+                inside: Iterable[object] = [*value.keys(), *value.values()] if isinstance(value, Mapping) else value
+                size = 8 + sum(map(self.weigh, inside))
+                known = self._sizes[id(value)] = (size, value)
+            return known[0]
+        return 8
+
+    def charge_for(self, *values: object) -> None:
+        self.charge(sum(map(self.weigh, values)))
+
+
+class MeteredContext(Context):
+    """Template variables and, out of the template's sight, its meter."""
+
+    meter: Meter
+
+
+class PlainNamespace(Namespace):
+    """``namespace()`` of templates: no underscored names, and a text form without its content."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:  # as in Jinja: "self" may be a name of the namespace
+        names = dict(*args[1:], **kwargs)
+        for name in names:
+            _check_name(name)
+        Namespace.__init__(args[0], names)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+    def __repr__(self) -> str:
+        return "<namespace>"
+
+
+class MeteredEnvironment(ImmutableSandboxedEnvironment):
+    """Jinja as Hugging Face's chat templates expect it (transformers, utils/chat_template_utils.py), with a meter."""
+
+    context_class = MeteredContext
+    intercepted_binops = frozenset(["+", "-", "*", "**", "%", "//", "/"])
+
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            optimized=False,
+            extensions=[loopcontrols, GenerationBlock],
+            finalize=_output,
+        )
+        known = {name: self.filters[name] for name in FILTERS.split()}
+        self.filters = {name: _metered(filter, GUARDS.get(name)) for name, filter in known.items()}
+        self.filters |= {"tojson": _to_json, "_each": _each, "_concat": _concat, "_weigh": _weigh, "_spend": _spend}
+        self.tests = {name: _metered(test, None) for name, test in self.tests.items()}
+        self.globals = {
+            "range": _range,
+            "dict": _dict,
+            "namespace": PlainNamespace,
+            "cycler": Cycler,
+            "joiner": Joiner,
+            "raise_exception": _raise_exception,
+            "strftime_now": _strftime_now,
+        }
+        self._callables = frozenset(self.globals.values())
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        if len(source) > MAX_SOURCE:
+            raise TooMuchWork(f"it is {len(source)} characters long, more than {MAX_SOURCE}")
+        return _Metering().visit(super()._parse(source, name, filename))
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        meter = _meter(context)
+        _guard_operator(meter, operator, left, right)
+        result = super().call_binop(context, operator, left, right)
+        if isinstance(result, int):
+            _check_int(result)
+        elif not isinstance(result, str | float):
+            meter.charge_for(result)
+        return result
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        meter = _meter(__context)
+        __self._check_callable(__obj)
+        owner = getattr(__obj, "__self__", None)
+        meter.charge_for(owner, *args, *kwargs.values())
+        if isinstance(owner, str):
+            _guard_method(meter, owner, __obj.__name__, args)
+        result = super().call(__context, __obj, *args, **kwargs)
+        meter.charge_for(result)
+        return result
+
+    def _check_callable(self, function: Any) -> None:
+        if isinstance(function, Macro | Undefined) or (getattr(function, "__hash__", None) and function in self._callables):
+            return
+        if isinstance(function, BuiltinMethodType):
+            allowed = METHODS.get(type(function.__self__), frozenset())
+        elif isinstance(function, MethodType) and isinstance(function.__self__, LoopContext | Cycler | Joiner):
+            allowed = frozenset(["cycle", "changed", "next", "reset"])
+        elif isinstance(function, Joiner):
+            return
+        else:
+            allowed = frozenset[str]()
+        if getattr(function, "__name__", "") not in allowed:
+            raise SecurityError(f"{getattr(function, '__name__', type(function).__name__)} may not be called in a chat template")
+
+    def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
+        raise SecurityError(f"access to attribute {attribute!r} of {type(obj).__name__!r}")
+
+    def wrap_str_format(self, value: Any) -> None:
+        """No exception for str.format: it is not among the methods that may be called."""
+        return None
+
+
+class GenerationBlock(Extension):
+    """``{% generation %}``: marks what a model is trained on; when prompting it is its content."""
+
+    tags = {"generation"}  # noqa: RUF012  as in Jinja
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+class _Metering(NodeTransformer):
+    """Put the meter where Jinja has no hook: loops, macros, ``~``, comparisons, literals, slices."""
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        if node.recursive:
+            raise TemplateError("recursive loops are not supported in chat templates")
+        weight = _template_data(node.body)
+        self.generic_visit(node)
+        node.iter = _call_filter(node.iter, "_each", nodes.Const(weight))
+        return node
+
+    def visit_Macro(self, node: nodes.Macro | nodes.CallBlock) -> nodes.Node:
+        weight = _template_data(node.body)
+        self.generic_visit(node)
+        spend = nodes.ExprStmt(_call_filter(nodes.Const(weight), "_spend"), lineno=node.lineno)
+        node.body.insert(0, spend)
+        return node
+
+    visit_CallBlock = visit_Macro
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return _call_filter(node.nodes[0], "_concat", *node.nodes[1:])
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        self.generic_visit(node)
+        node.expr = _weighed(node.expr)
+        for operand in node.ops:
+            operand.expr = _weighed(operand.expr)
+        return node
+
+    def visit_List(self, node: nodes.List | nodes.Dict | nodes.Tuple) -> nodes.Node:
+        self.generic_visit(node)
+        return node if isinstance(node, nodes.Tuple) and node.ctx != "load" else _weighed(node)
+
+    visit_Tuple = visit_Dict = visit_List
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        self.generic_visit(node)
+        return _weighed(node) if isinstance(node.arg, nodes.Slice) else node
+
+    def visit_Const(self, node: nodes.Const) -> nodes.Node:
+        if isinstance(node.value, int):
+            _check_int(node.value)
+        return node
+
+
+def _call_filter(value: nodes.Node, name: str, *args: nodes.Expr) -> nodes.Filter:
+    assert isinstance(value, nodes.Expr)
+    return nodes.Filter(value, name, list(args), [], None, None, lineno=value.lineno)
+
+
+def _weighed(value: nodes.Expr) -> nodes.Expr:
+    return value if isinstance(value, nodes.Const) else _call_filter(value, "_weigh")
+
+
+def _template_data(body: list[nodes.Node]) -> int:
+    return sum(len(data.data) for node in body for data in [*node.find_all(nodes.TemplateData), *_own_data(node)])
+
+
+def _own_data(node: nodes.Node) -> list[nodes.TemplateData]:
+    return [node] if isinstance(node, nodes.TemplateData) else []
+
+
+def _meter(context: Context) -> Meter:
+    assert isinstance(context, MeteredContext)
+    return context.meter
+
+
+class _Each:
+    """An iterable that charges each step."""
+
+    def __init__(self, items: Iterable[Any], weight: int, meter: Meter) -> None:
+        self._items, self._weight, self._meter = items, weight, meter
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self._items:
+            self._meter.charge(self._weight)
+            yield item
+
+    def __len__(self) -> int:
+        if not isinstance(self._items, Sized):
+            raise TypeError("a generator has no length")
+        return len(self._items)
+
+
+@pass_context
+def _each(context: Context, items: Iterable[Any], weight: int) -> Iterable[Any]:
+    iter(items)  # say now if it cannot be looped over
+    return _Each(items, weight, _meter(context))
+
+
+@pass_context
+def _concat(context: Context, *values: Any) -> str:
+    _meter(context).charge_for(*values)
+    return "".join(map(str, values))
+
+
+@pass_context
+def _weigh(context: Context, value: Any) -> Any:
+    _meter(context).charge_for(value)
+    return value
+
+
+@pass_context
+def _spend(context: Context, weight: int) -> None:
+    _meter(context).charge(weight)
+
+
+@pass_context
+def _output(context: Context, value: Any) -> Any:
+    _meter(context).charge_for(value)
+    return value
+
+
+def _metered(function: Callable[..., Any], guard: Callable[..., None] | None) -> Callable[..., Any]:
+    """``function``, a filter or test, charged for its operands and its result."""
+    passed = getattr(function, "jinja_pass_arg", None)
+    kind = passed.name if passed is not None else ""
+
+    @pass_context
+    def metered(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
+        meter = _meter(context)
+        meter.charge_for(value, *args, *kwargs.values())
+        if guard is not None:
+            guard(meter, value, *args, **kwargs)
+        first = {"context": context, "eval_context": context.eval_ctx, "environment": context.environment}.get(kind)
+        result = function(value, *args, **kwargs) if first is None else function(first, value, *args, **kwargs)
+        if isinstance(result, int):
+            _check_int(result)
+        meter.charge_for(result)
+        return result
+
+    return metered
+
+
+@pass_context
+def _to_json(
+    context: Context,
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: Any = None,
+    separators: Any = None,
+    sort_keys: bool = False,
+) -> str:
+    """``tojson`` as Hugging Face has it: no HTML escapes."""
+    meter = _meter(context)
+    meter.charge(2 * meter.weigh(value))
+    if meter.weigh(indent) > 32 or (isinstance(indent, int) and indent > 32) or meter.weigh(separators) > 64:
+        raise TooMuchWork("it indents JSON by more than 32")
+    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    if indent is None:
+        return encoder.encode(value)
+    chunks: list[str] = []
+    for chunk in encoder.iterencode(value):
+        meter.charge(len(chunk))
+        chunks.append(chunk)
+    return "".join(chunks)
+
+
+def _guard_operator(meter: Meter, operator: str, left: Any, right: Any) -> None:
+    """Charge for the result before it is made."""
+    meter.charge_for(left, right)
+    if operator == "*":
+        for value, times in ((left, right), (right, left)):
+            if isinstance(times, int) and not isinstance(value, int | float):
+                meter.charge(meter.weigh(value) * max(times, 0))
+    elif operator == "**" and isinstance(left, int) and isinstance(right, int):
+        if left.bit_length() * abs(right) > 256:
+            raise TooMuchWork("it computes with huge numbers")
+    elif operator == "%" and isinstance(left, str):
+        _guard_format(meter, left)
+
+
+def _guard_format(meter: Meter, text: str, *args: Any, **kwargs: Any) -> None:
+    """printf-style formats: a width or precision could ask for any length."""
+    for spec in text.split("%")[1:]:
+        head = spec.lstrip("#0- +")
+        if head.startswith(("*", ".*")) or len(head) - len(head.lstrip("0123456789.")) > 3:
+            raise TooMuchWork("it formats text to a great width")
+
+
+def _guard_method(meter: Meter, text: str, name: str, args: tuple[Any, ...]) -> None:
+    if name == "replace":
+        _guard_replace(meter, text, *args)
+    elif name == "join" and args:
+        _guard_join(meter, args[0], text)
+    elif name in ("center", "ljust", "rjust", "zfill") and args:
+        _guard_width(meter, text, *args)
+
+
+def _guard_replace(meter: Meter, text: Any, old: Any = "", new: Any = "", *args: Any, **kwargs: Any) -> None:
+    times = len(text) + 1 if not old else len(text) // len(old) if isinstance(old, str) else 0
+    old, new = kwargs.get("old", old), kwargs.get("new", new)
+    meter.charge(times * meter.weigh(new) if isinstance(text, str) else 0)
+
+
+def _guard_join(meter: Meter, items: Any, separator: Any = "", *args: Any, **kwargs: Any) -> None:
+    separator = kwargs.get("d", separator)
+    count = len(items) if isinstance(items, Sized) else 100_000  # what a generator over the longest range may give
+    meter.charge(count * meter.weigh(separator) if separator else 0)
+
+
+def _guard_width(meter: Meter, text: Any, width: Any = 80, *args: Any, **kwargs: Any) -> None:
+    width = kwargs.get("width", width)
+    meter.charge(max(width, 0) if isinstance(width, int) else 0)
+
+
+def _guard_indent(meter: Meter, text: Any, width: Any = 4, *args: Any, **kwargs: Any) -> None:
+    width = kwargs.get("width", width)
+    per_line = width if isinstance(width, int) else meter.weigh(width)
+    meter.charge(max(per_line, 0) * (len(text.splitlines()) + 1) if isinstance(text, str) else 0)
+
+
+def _guard_count(meter: Meter, value: Any, count: Any = 1, *args: Any, **kwargs: Any) -> None:
+    for number in (count, *kwargs.values()):
+        if isinstance(number, int):
+            meter.charge(8 * abs(number))
+
+
+def _guard_round(meter: Meter, value: Any, precision: Any = 0, *args: Any, **kwargs: Any) -> None:
+    precision = kwargs.get("precision", precision)
+    if isinstance(precision, int) and abs(precision) > 50:
+        raise TooMuchWork("it rounds to more than 50 digits")
+
+
+def _guard_sum(meter: Meter, value: Any, attribute: Any = None, start: Any = 0, *args: Any, **kwargs: Any) -> None:
+    if not isinstance(kwargs.get("start", start), int | float):
+        raise SecurityError("sum adds numbers only in a chat template")
+
+
+GUARDS: dict[str, Callable[..., None]] = {
+    "batch": _guard_count,
+    "center": _guard_width,
+    "format": _guard_format,
+    "indent": _guard_indent,
+    "join": _guard_join,
+    "replace": _guard_replace,
+    "round": _guard_round,
+    "slice": _guard_count,
+    "sum": _guard_sum,
+}
+
+
+def _check_int(value: int) -> None:
+    if not -MAX_INT < value < MAX_INT:
+        raise TooMuchWork("it computes with huge numbers")
+
+
+def _check_name(name: Any) -> None:
+    if not isinstance(name, str) or name.startswith("_"):
+        raise SecurityError(f"a namespace may not hold the name {name!r}")
+
+
+def _range(*args: int) -> range:
+    for value in args:
+        _check_int(1024 * value)
+    numbers = range(*args)
+    if len(numbers) > 100_000:
+        raise TooMuchWork(f"it loops over a range of {len(numbers)}")
+    return numbers
+
+
+def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+    return dict(*args, **kwargs)
+
+
+def _raise_exception(message: Any) -> None:
+    raise Refusal(str(message))
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(str(form)[:200])

@@ -1,0 +1,171 @@
+"""Tokenizers built from GGUF metadata, on small vocabularies."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support import vocabularies
+from tuili.errors import InvalidRequest, ModelFileError, NotSupported
+from tuili.text.tokenizer.base import Segment
+from tuili.text.tokenizer.control import ControlTokens
+from tuili.text.tokenizer.load import load_tokenizer
+
+BPE = load_tokenizer(vocabularies.byte_level())
+SPM = load_tokenizer(vocabularies.sentencepiece())
+KINDS = {"bpe": BPE, "spm": SPM}
+START, END = BPE.control.ids["<|im_start|>"], BPE.control.ids["<|im_end|>"]
+
+
+@pytest.mark.parametrize("name", KINDS)
+@given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=60))
+def test_text_survives_a_round_trip(name: str, text: str) -> None:
+    tokenizer = KINDS[name]
+    assert tokenizer.decode(tokenizer.encode(text, add_bos=False, parse_control=False)) == text
+
+
+def test_words_become_their_tokens() -> None:
+    assert [BPE.token_bytes(i) for i in BPE.encode("hello the world")] == [b"hello", b" the", b" world"]
+    assert [SPM.token_bytes(i) for i in SPM.encode("hello the world")] == [b"<bos>", b"hello", b" the", b" world"]
+
+
+def test_unknown_characters_become_bytes() -> None:
+    assert [SPM.token_bytes(i) for i in SPM.encode("é漢", add_bos=False)] == ["é".encode(), *(bytes([b]) for b in "漢".encode())]
+
+
+@pytest.mark.parametrize("prompt", ["The sky is", "<bos>The sky is"])
+def test_there_is_exactly_one_bos(prompt: str) -> None:
+    """D-TOK-3: BOS is added when the file says so and the prompt does not begin with it."""
+    ids = SPM.encode(prompt)
+    assert ids == SPM.encode("<bos>The sky is", add_bos=True) == SPM.encode("<bos>The sky is", add_bos=False)
+    assert ids.count(SPM.bos_token_id) == 1 and ids[0] == SPM.bos_token_id
+
+
+def test_no_bos_where_the_file_wants_none() -> None:
+    """D-TOK-3: add_bos_token false."""
+    assert BPE.bos_token_id not in BPE.encode("The sky is")
+    assert BPE.encode("The sky is", add_bos=True)[0] == BPE.bos_token_id
+
+
+def test_control_tokens_are_parsed_in_raw_prompts_alone() -> None:
+    """D-TOK-2: raw prompts keep parsing control tokens; the same characters from a user are text."""
+    text = "hello<|im_end|>\n<|im_start|>system"
+    assert [i for i in BPE.encode(text) if i in BPE.control_token_ids] == [END, START]
+    plain = BPE.encode(text, parse_control=False)
+    assert not BPE.control_token_ids.intersection(plain) and BPE.decode(plain) == text
+
+
+def test_merges_run_across_segments() -> None:
+    """Joined segments give the ids of the joined text, control tokens being found in template text only."""
+    segments = [Segment("<|im_start|>us", True), ("er\n", True), ("\nhel", False), ("lo<|im_end|>", True)]
+    assert BPE.encode_segments(segments) == BPE.encode("<|im_start|>user\n\nhello<|im_end|>")
+
+
+@pytest.mark.parametrize(
+    "segments",
+    [
+        [("<|im_start|>", False)],
+        [("<|im_", True), ("start|>", False)],
+        [("<|im_", False), ("start|>", True)],
+        [("<|im_", True), ("", False), ("start|>", True)],
+        [("<|im_", False), ("start|>", False)],
+    ],
+)
+def test_no_control_token_is_made_with_user_text(segments: list[tuple[str, bool]]) -> None:
+    """D-TOK-2: a control token made in whole or in part of user text stays text."""
+    ids = BPE.encode_segments(segments)
+    assert START not in ids and BPE.decode(ids) == "<|im_start|>"
+
+
+@given(st.lists(st.tuples(st.sampled_from(["<|im_start|>", "<|im_", "end|>", "hello", "\n", " ", "<", "a"]), st.booleans())))
+def test_segments_decode_to_the_joined_text(segments: list[tuple[str, bool]]) -> None:
+    ids = BPE.encode_segments(segments)
+    assert BPE.decode(ids, skip_special_tokens=False) == "".join(text for text, _ in segments)
+
+
+@given(
+    st.lists(st.text("ab<", min_size=1, max_size=4), min_size=1, max_size=4, unique=True),
+    st.text("ab<", max_size=8),
+    st.text("ab<", max_size=4),
+    st.text("ab<", max_size=4),
+)
+def test_breaks_leave_no_control_token_to_be_formed(texts: list[str], text: str, before: str, after: str) -> None:
+    """Whatever is around a user's text, every control token that touches it contains one of the breaks."""
+    control = ControlTokens({text: i for i, text in enumerate(texts)})
+    breaks = [len(before) + position for position in control.breaks(text)]
+    whole = before + text + after
+    for token in texts:
+        for start in range(len(whole) - len(token) + 1):
+            end = start + len(token)
+            touches = start < len(before) + len(text) and end > len(before)
+            inside = start < len(before) and end > len(before) + len(text)  # made around the user's text: nothing to break
+            if whole.startswith(token, start) and touches and text and not inside:
+                assert any(start <= position < end for position in breaks)
+
+
+def test_user_defined_tokens_are_found_anywhere() -> None:
+    tool_call = BPE.encode("<tool_call>", parse_control=False)
+    assert [BPE.token_text(i) for i in tool_call] == ["<tool_call>"]
+    assert [SPM.token_text(i) for i in SPM.encode("\n\n\n", add_bos=False)] == ["\n\n", "\n"]
+
+
+def test_ends_of_generation() -> None:
+    assert BPE.eos_token_ids == {0, 2} and BPE.eos_token_id == 2
+    assert SPM.eos_token_ids == {1, SPM.control.ids["<end_of_turn>"]}
+
+
+def test_turn_markers_are_control_tokens_whatever_the_file_says() -> None:
+    metadata = vocabularies.byte_level()
+    metadata["tokenizer.ggml.token_type"] = [1] * len(metadata["tokenizer.ggml.tokens"])
+    tokenizer = load_tokenizer(metadata)
+    assert START in tokenizer.control_token_ids
+    assert START not in tokenizer.encode("<|im_start|>", parse_control=False)
+
+
+def test_ids_outside_of_the_vocabulary_are_refused() -> None:
+    for bad in (-1, BPE.vocab_size):
+        with pytest.raises(InvalidRequest, match="outside of the vocabulary"):
+            BPE.token_bytes(bad)
+
+
+def test_lone_surrogates_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="surrogate pair"):
+        BPE.encode("a\ud800b")
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"tokenizer.ggml.model": None}, NotSupported, "tokenizer.ggml.model"),
+        ({"tokenizer.ggml.model": "mystery"}, NotSupported, "mystery.*gpt2"),
+        ({"tokenizer.ggml.tokens": None}, NotSupported, "tokenizer.ggml.tokens"),
+        ({"tokenizer.ggml.merges": None}, NotSupported, "tokenizer.ggml.merges"),
+        ({"tokenizer.ggml.merges": ["a"]}, ModelFileError, "'a'"),
+        ({"tokenizer.ggml.merges": ["q zz"]}, ModelFileError, "zz"),
+        ({"tokenizer.ggml.pre": "mystery"}, NotSupported, "mystery.*smollm"),
+        ({"tokenizer.ggml.pre": None}, NotSupported, "tokenizer.ggml.pre"),
+        ({"tokenizer.ggml.token_type": [1, 2]}, ModelFileError, "token_type has 2 entries"),
+        ({"tokenizer.ggml.eos_token_id": 10**6}, ModelFileError, "eos_token_id is 1000000"),
+        ({"tokenizer.ggml.tokens": [1, 2]}, ModelFileError, "list of str"),
+        ({"tokenizer.chat_template": 3}, ModelFileError, "chat_template"),
+    ],
+)
+def test_a_file_without_a_usable_tokenizer_is_refused(change: dict[str, Any], error: type[Exception], words: str) -> None:
+    """D-GGUF-2: what is missing or unknown is named, and what is known."""
+    metadata = {key: value for key, value in (vocabularies.byte_level() | change).items() if value is not None}
+    with pytest.raises(error, match=words):
+        load_tokenizer(metadata)
+
+
+def test_fewer_scores_than_tokens_are_refused() -> None:
+    """D-GGUF-2."""
+    with pytest.raises(ModelFileError, match="scores has 2 entries"):
+        load_tokenizer(vocabularies.sentencepiece(**{"tokenizer.ggml.scores": [0.0, 1.0]}))
+
+
+def test_named_chat_templates() -> None:
+    tokenizer = load_tokenizer(vocabularies.byte_level(**{"tokenizer.chat_template.tool_use": "t"}))
+    assert tokenizer.chat_template == vocabularies.CHATML
+    assert tokenizer.chat_templates == {"default": vocabularies.CHATML, "tool_use": "t"}
+    assert SPM.chat_template is None
