@@ -14,12 +14,21 @@ import numpy as np
 import numpy.typing as npt
 
 from tuili.backends.base import F32, I32, Limits, SamplingBatch, StepInput, StepResult
-from tuili.backends.reference.sampler import mix, sample
+from tuili.backends.reference.sampler import sample
 from tuili.errors import BackendError
 from tuili.program.program import BLOCK_SIZE, Program, StateGroup
 from tuili.weights.source import Weight
 
 U64 = npt.NDArray[np.uint64]
+
+
+def _mix(value: U64) -> U64:
+    """The step and finaliser of splitmix64 (Steele, Lea, Flood 2014) on whole arrays; uint64 arithmetic wraps."""
+    value = value + np.uint64(0x9E3779B97F4A7C15)
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))
+
 
 #: Added to the logit of a scripted token: far above the noise, yet open to bias and bans.
 SCRIPT_LOGIT = 50.0
@@ -72,7 +81,7 @@ class _Cache:
         if not np.array_equal(seen[:, 1], np.arange(first, position + 1)):
             raise BackendError(f"the cache does not hold positions {first} to {position} where the table says")
         keys = (seen[:, 0].astype(np.uint64) << np.uint64(32)) | seen[:, 1].astype(np.uint64)
-        return int(mix(keys).sum(dtype=np.uint64))
+        return int(_mix(keys).sum(dtype=np.uint64))
 
     def read(self, blocks: I32) -> npt.NDArray[np.uint8]:
         return self._stored[blocks].reshape(len(blocks), -1).view(np.uint8)
@@ -86,7 +95,7 @@ class FakeExecutable:
         self._backend = backend
         self._limits = limits
         self._vocab_size = program.output.width
-        self._token_keys = mix(np.arange(self._vocab_size, dtype=np.uint64))
+        self._token_keys = _mix(np.arange(self._vocab_size, dtype=np.uint64))
         self._caches = [_Cache(g, n) for g, n in zip(program.state_groups(), limits.num_blocks, strict=True)]
         self.num_steps = 0
 
@@ -141,5 +150,5 @@ class FakeExecutable:
         digest = 0
         for cache, tables in zip(self._caches, step.block_tables, strict=True):
             digest = digest * 31 + cache.digest(tables[sequence], position)
-        bits = mix(self._token_keys ^ np.uint64(digest % 2**64)) >> np.uint64(40)
+        bits = _mix(self._token_keys ^ np.uint64(digest % 2**64)) >> np.uint64(40)
         return bits.astype(np.float32) * np.float32(8 / 2**24) - np.float32(4)
