@@ -8,7 +8,7 @@ from typing import Any
 
 from tuili.models.blocks import attention_block, decoder, gated_mlp
 from tuili.models.names import Names, sandwich_names
-from tuili.models.spec import Config, ModelSpec, alternating_windows
+from tuili.models.spec import Config, ModelSpec, alternating_windows, need
 from tuili.program.builder import Builder
 from tuili.program.program import Value
 
@@ -19,17 +19,16 @@ _LAYERS_27B = 46
 
 
 def spec(cfg: Config, max_model_len: int | None = None) -> ModelSpec:
-    scalar = cfg.get("query_pre_attn_scalar")
-    if scalar is None:
-        large = cfg["num_hidden_layers"] == _LAYERS_27B
-        scalar = cfg["hidden_size"] // cfg["num_attention_heads"] if large else cfg["head_dim"]
+    hidden, head_dim = need(cfg, "hidden_size"), need(cfg, "head_dim")
+    large = need(cfg, "num_hidden_layers") == _LAYERS_27B
+    scalar = cfg.get("query_pre_attn_scalar") or (hidden // need(cfg, "num_attention_heads") if large else head_dim)
     return ModelSpec.decoder(
         {"sliding_window": 4096, **cfg},
         max_model_len,
         act="gelu_tanh",
         tied=True,
         post_norms=True,
-        embed_scale=cfg["hidden_size"] ** 0.5,
+        embed_scale=hidden**0.5,
         attn_scale=scalar**-0.5,
         attn_softcap=cfg.get("attn_logit_softcapping", 50.0),
         final_softcap=cfg.get("final_logit_softcapping", 30.0),

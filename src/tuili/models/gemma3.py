@@ -9,7 +9,7 @@ from typing import Any
 from tuili.models.blocks import attention_block, decoder, gated_mlp
 from tuili.models.names import Names, sandwich_names
 from tuili.models.rope import rope_spec
-from tuili.models.spec import Config, ModelSpec, alternating_windows
+from tuili.models.spec import Config, ModelSpec, alternating_windows, need, same_window
 from tuili.program.builder import Builder
 from tuili.program.program import Value
 
@@ -21,15 +21,14 @@ _LOCAL_BASE = 10000.0
 
 
 def spec(cfg: Config, max_model_len: int | None = None) -> ModelSpec:
-    scalar = cfg.get("query_pre_attn_scalar")
-    if scalar is None:
-        large = cfg["num_hidden_layers"] == _LAYERS_27B
-        scalar = cfg["hidden_size"] // cfg["num_attention_heads"] if large else cfg["head_dim"]
+    hidden, head_dim = need(cfg, "hidden_size"), need(cfg, "head_dim")
+    large = need(cfg, "num_hidden_layers") == _LAYERS_27B
+    scalar = cfg.get("query_pre_attn_scalar") or (hidden // need(cfg, "num_attention_heads") if large else head_dim)
     parameters = cfg.get("rope_parameters") or {}
     full = parameters.get("full_attention", parameters)
     local = parameters.get("sliding_attention", {"rope_theta": cfg.get("rope_local_base_freq") or _LOCAL_BASE})
     pattern = cfg.get("sliding_window_pattern") or 6
-    windows = alternating_windows(cfg, pattern) if cfg.get("sliding_window") else (None,) * cfg["num_hidden_layers"]
+    windows = alternating_windows(cfg, pattern) if cfg.get("sliding_window") else same_window(cfg)
     return ModelSpec.decoder(
         cfg,
         max_model_len,
@@ -37,13 +36,13 @@ def spec(cfg: Config, max_model_len: int | None = None) -> ModelSpec:
         tied=bool(cfg.get("tie_word_embeddings", True)),
         qk_norm=True,
         post_norms=True,
-        embed_scale=cfg["hidden_size"] ** 0.5,
+        embed_scale=hidden**0.5,
         attn_scale=scalar**-0.5,
         attn_softcap=cfg.get("attn_logit_softcapping"),
         final_softcap=cfg.get("final_logit_softcapping"),
         windows=windows,
-        rope=rope_spec({"rope_theta": 1e6, **cfg, "rope_parameters": full}, cfg["head_dim"], max_model_len),
-        rope_local=rope_spec({"rope_parameters": local}, cfg["head_dim"]),
+        rope=rope_spec({"rope_theta": 1e6, **cfg, "rope_parameters": full}, head_dim, max_model_len),
+        rope_local=rope_spec({"rope_parameters": local}, head_dim),
     )
 
 

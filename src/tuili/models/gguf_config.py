@@ -48,9 +48,7 @@ def gguf_config(source: WeightSource) -> dict[str, Any]:
     for key, suffix in _KEYS.items():
         value = get(f"{arch}.{suffix}")
         if value is not None:
-            cfg[key] = value
-    cfg["num_key_value_heads"] = _same_in_all_layers(cfg.get("num_key_value_heads"), "attention.head_count_kv")
-    cfg["intermediate_size"] = _same_in_all_layers(cfg.get("intermediate_size"), "feed_forward_length")
+            cfg[key] = _number(_same_in_all_layers(value, f"{arch}.{suffix}"), f"{arch}.{suffix}")
     value_length = get(f"{arch}.attention.value_length")
     if value_length not in (None, cfg.get("head_dim")):
         raise NotSupported(
@@ -58,6 +56,11 @@ def gguf_config(source: WeightSource) -> dict[str, Any]:
         )
     if "token_embd.weight" not in names:
         raise ModelFileError("the file has no token_embd.weight: it holds no (whole) language model")
+    blocks = len({name.split(".")[1] for name in names if name.startswith("blk.")})
+    if cfg.get("num_hidden_layers", 0) > blocks:
+        raise ModelFileError(
+            f"{arch}.block_count is {cfg['num_hidden_layers']}, but the file has tensors of {blocks} blocks only"
+        )
     cfg["vocab_size"] = source.tensor("token_embd.weight").shape[0]
     cfg["tie_word_embeddings"] = "output.weight" not in names
     cfg["attention_bias"] = "blk.0.attn_q.bias" in names
@@ -68,7 +71,7 @@ def gguf_config(source: WeightSource) -> dict[str, Any]:
     return cfg
 
 
-def _same_in_all_layers(value: MetadataValue | None, key: str) -> MetadataValue | None:
+def _same_in_all_layers(value: MetadataValue, key: str) -> MetadataValue:
     if not isinstance(value, list):
         return value
     if len(set(value)) != 1:
@@ -76,19 +79,25 @@ def _same_in_all_layers(value: MetadataValue | None, key: str) -> MetadataValue 
     return value[0]
 
 
+def _number(value: MetadataValue, key: str) -> int | float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**31:
+        raise ModelFileError(f"{key} is {value!r}; it has to be a number from 0 to 2**31 - 1")
+    return value
+
+
 def _rope_parameters(source: WeightSource, arch: str, cfg: dict[str, Any], names: set[str]) -> dict[str, Any]:
     get = source.metadata.get
-    parameters: dict[str, Any] = {"rope_theta": get(f"{arch}.rope.freq_base", 10000.0)}
+    parameters: dict[str, Any] = {"rope_theta": _number(get(f"{arch}.rope.freq_base", 10000.0), f"{arch}.rope.freq_base")}
     head_dim = cfg.get("head_dim") or cfg.get("hidden_size", 0) // (cfg.get("num_attention_heads") or 1)
     dimensions = get(f"{arch}.rope.dimension_count")
-    if isinstance(dimensions, int) and head_dim and dimensions != head_dim:
-        parameters["partial_rotary_factor"] = dimensions / head_dim
+    if dimensions is not None and head_dim:
+        parameters["partial_rotary_factor"] = _number(dimensions, f"{arch}.rope.dimension_count") / head_dim
     kind = get(f"{arch}.rope.scaling.type", "none")
     parameters["rope_type"] = "default" if kind == "none" else kind
     for key, suffix in (("factor", "factor"), ("original_max_position_embeddings", "original_context_length")):
         value = get(f"{arch}.rope.scaling.{suffix}")
         if value is not None:
-            parameters[key] = value
+            parameters[key] = _number(value, f"{arch}.rope.scaling.{suffix}")
     if "rope_freqs.weight" in names:
         _refuse_unless_plain(kind, "rope_freqs.weight")
         parameters |= {"rope_type": "factors", "factors": _numbers(source, "rope_freqs.weight")}

@@ -8,7 +8,7 @@ from typing import Any
 from tuili.errors import NotSupported
 from tuili.models.blocks import attention_block, decoder, gated_mlp
 from tuili.models.names import Names, gguf_names, paired_qk
-from tuili.models.spec import Config, ModelSpec
+from tuili.models.spec import Config, ModelSpec, same_window
 from tuili.program.builder import Builder
 from tuili.program.program import Value
 
@@ -19,11 +19,9 @@ def spec(cfg: Config, max_model_len: int | None = None) -> ModelSpec:
     if cfg.get("num_experts"):
         raise NotSupported(f"a llama with {cfg['num_experts']} experts (Mixtral): not supported yet; qwen3moe is")
     bias = bool(cfg.get("attention_bias", False))
-    window = cfg.get("sliding_window") or None
-    windows = (window,) * cfg["num_hidden_layers"]
     out_bias = bool(cfg.get("attention_out_bias", bias))
     mlp_bias = bool(cfg.get("mlp_bias", False))
-    return ModelSpec.decoder(cfg, max_model_len, qkv_bias=bias, out_bias=out_bias, mlp_bias=mlp_bias, windows=windows)
+    return ModelSpec.decoder(cfg, max_model_len, qkv_bias=bias, out_bias=out_bias, mlp_bias=mlp_bias, windows=same_window(cfg))
 
 
 def weights(s: ModelSpec) -> Names:

@@ -21,7 +21,7 @@ from tuili.models.spec import ModelSpec
 from tuili.program.builder import Builder
 from tuili.program.passes.fuse import fuse
 from tuili.program.program import Program
-from tuili.program.verify import verify
+from tuili.program.verify import InvalidProgram, verify
 from tuili.quant.registry import format_of
 from tuili.weights.source import Weight, WeightSource
 
@@ -72,7 +72,10 @@ def read_model(source: WeightSource, *, max_model_len: int | None = None) -> Mod
     name = architecture_of(source)
     arch = architecture(name)
     spec = arch.spec(gguf_config(source), max_model_len)
-    program = build_program(arch, spec)
+    try:
+        program = build_program(arch, spec)
+    except InvalidProgram as error:
+        raise ModelFileError(f"the file's metadata describes an impossible {name} model: {error}") from error
     names = arch.weights(spec)
     stored = {weight: names[weight] for weight in program.weights}
     formats: dict[str, str] = {}

@@ -8,7 +8,7 @@ from typing import Any
 
 from tuili.models.blocks import attention_block, decoder, gated_mlp
 from tuili.models.names import Names, Stored, gguf_names
-from tuili.models.spec import Config, ModelSpec
+from tuili.models.spec import Config, ModelSpec, same_window
 from tuili.program.builder import Builder
 from tuili.program.program import Value
 
@@ -16,8 +16,7 @@ NAMES = ("phi3",)
 
 
 def spec(cfg: Config, max_model_len: int | None = None) -> ModelSpec:
-    windows = (cfg.get("sliding_window") or None,) * cfg["num_hidden_layers"]
-    return ModelSpec.decoder(cfg, max_model_len, windows=windows)
+    return ModelSpec.decoder(cfg, max_model_len, windows=same_window(cfg))
 
 
 def weights(s: ModelSpec) -> Names:

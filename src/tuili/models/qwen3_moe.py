@@ -9,7 +9,7 @@ from typing import Any
 from tuili.errors import NotSupported
 from tuili.models.blocks import attention_block, decoder, moe_mlp
 from tuili.models.names import Names, gguf_names
-from tuili.models.spec import Config, ModelSpec
+from tuili.models.spec import Config, ModelSpec, need
 from tuili.program.builder import Builder
 from tuili.program.program import Value
 
@@ -26,9 +26,9 @@ def spec(cfg: Config, max_model_len: int | None = None) -> ModelSpec:
         qk_norm=True,
         qkv_bias=bias,
         out_bias=bias,
-        num_experts=cfg["num_experts"],
-        num_experts_per_token=cfg["num_experts_per_tok"],
-        moe_intermediate_size=cfg["moe_intermediate_size"],
+        num_experts=need(cfg, "num_experts"),
+        num_experts_per_token=need(cfg, "num_experts_per_tok"),
+        moe_intermediate_size=need(cfg, "moe_intermediate_size"),
         moe_normalise=bool(cfg.get("norm_topk_prob", False)),
     )
 

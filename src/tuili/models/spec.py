@@ -12,6 +12,8 @@ from tuili.program.program import RopeSpec
 
 Config = Mapping[str, Any]
 
+MAX_HEAD_DIM = 4096
+
 ACTS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 
 
@@ -70,26 +72,28 @@ class ModelSpec:
         ``max_model_len`` matters to longrope only: which of its two factor lists is right depends on the context wanted.
         Raises ModelFileError for a missing or impossible value, NotSupported for a known feature that is not implemented.
         """
-        hidden, heads, layers = (_positive(cfg, key) for key in ("hidden_size", "num_attention_heads", "num_hidden_layers"))
+        hidden, heads, layers = (need(cfg, key) for key in ("hidden_size", "num_attention_heads", "num_hidden_layers"))
         kv_heads = cfg.get("num_key_value_heads") or heads
         if heads % kv_heads:
             raise ModelFileError(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
         if cfg.get("head_dim") is None and hidden % heads:
             raise ModelFileError(f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}, and head_dim is absent")
         head_dim = cfg.get("head_dim") or hidden // heads
+        if head_dim > MAX_HEAD_DIM:
+            raise ModelFileError(f"head_dim is {head_dim}; no model has more than {MAX_HEAD_DIM}")
         act = cfg.get("hidden_activation") or cfg.get("hidden_act") or "silu"
         if act not in ACTS:
             raise NotSupported(f"activation not supported yet: {act}; supported: {', '.join(ACTS)}")
         fields: dict[str, Any] = {
             "architecture": cfg["model_type"],
-            "vocab_size": _positive(cfg, "vocab_size"),
+            "vocab_size": need(cfg, "vocab_size"),
             "hidden_size": hidden,
-            "intermediate_size": _positive(cfg, "intermediate_size"),
+            "intermediate_size": need(cfg, "intermediate_size"),
             "num_layers": layers,
             "num_heads": heads,
             "num_kv_heads": kv_heads,
             "head_dim": head_dim,
-            "max_position_embeddings": _positive(cfg, "max_position_embeddings"),
+            "max_position_embeddings": need(cfg, "max_position_embeddings"),
             "norm_eps": cfg.get("rms_norm_eps") or 1e-6,
             "act": ACTS[act],
             "attn_scale": head_dim**-0.5,
@@ -103,7 +107,7 @@ class ModelSpec:
 
 def alternating_windows(cfg: Config, pattern: int) -> tuple[int | None, ...]:
     """Windows a layer: ``layer_types`` where the configuration has them, else every ``pattern``-th layer sees everything."""
-    window, layers = _positive(cfg, "sliding_window"), _positive(cfg, "num_hidden_layers")
+    window, layers = need(cfg, "sliding_window"), need(cfg, "num_hidden_layers")
     types = cfg.get("layer_types") or ["full_attention" if (i + 1) % pattern == 0 else "sliding_attention" for i in range(layers)]
     unknown = set(types) - {"full_attention", "sliding_attention"}
     if unknown or len(types) != layers:
@@ -111,8 +115,14 @@ def alternating_windows(cfg: Config, pattern: int) -> tuple[int | None, ...]:
     return tuple(window if kind == "sliding_attention" else None for kind in types)
 
 
-def _positive(cfg: Config, key: str) -> int:
+def need(cfg: Config, key: str) -> int:
+    """A positive whole number of the configuration; raises ModelFileError when it is absent or something else."""
     value = cfg.get(key)
     if not isinstance(value, int) or value <= 0:
-        raise ModelFileError(f"the model's configuration has {key} = {value!r}; it has to be a positive number")
+        raise ModelFileError(f"the model's configuration has {key} = {value!r}; it has to be a positive whole number")
     return value
+
+
+def same_window(cfg: Config) -> tuple[int | None, ...]:
+    """Windows of a model that has one in every layer, or in none."""
+    return ((need(cfg, "sliding_window") if cfg.get("sliding_window") else None),) * need(cfg, "num_hidden_layers")
