@@ -19,6 +19,8 @@ class Hub:
     ranges: bool = True
     wrong_range: bool = False
     cut_after: list[int] = field(default_factory=list)
+    #: The first answer stops here for as long as the client waits, and no later one does.
+    pause_after: int | None = None
     requests: list[tuple[str, str | None, str | None]] = field(default_factory=list)
 
 
@@ -49,6 +51,11 @@ class Handler(BaseHTTPRequestHandler):
         if asked and hub.ranges:
             self.send_header("Content-Range", f"bytes {start}-{len(hub.data) - 1}/{len(hub.data)}")
         self.end_headers()
+        if hub.pause_after is not None:
+            self.wfile.write(body[: hub.pause_after])
+            hub.pause_after = None
+            self.connection.recv(1)
+            return
         self.wfile.write(body[: hub.cut_after.pop(0)] if hub.cut_after else body)
         self.close_connection = True
 
