@@ -1,8 +1,6 @@
 """Wrong input to the real program, in its own process: one clear block, an exit code, never a traceback."""
 
-import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,37 +11,11 @@ import pytest
 
 from support.hub import serving
 from support.library import content, model_file
+from support.program import refused, tuili
 from support.tiny_model import write_tiny_model
 from tuili.library.store import Store
 
 PNG = bytes.fromhex("89504e470d0a1a0a0000000d49484452") + bytes(1000)
-MAIN = "from tuili.cli.main import main; main()"
-
-
-@pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
-    root = Path(__file__).parents[2]
-    return {**os.environ, "PYTHONPATH": f"{root / 'src'}:{root / 'tests'}", "TUILI_HOME": str(tmp_path / "home")}
-
-
-@pytest.fixture
-def tiny(tmp_path: Path) -> Path:
-    return write_tiny_model(tmp_path / "tiny.gguf", context=64)
-
-
-def tuili(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", MAIN, *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=120)
-
-
-def refused(done: subprocess.CompletedProcess[str], *words: str, code: int = 1) -> None:
-    """It failed as it should: the exit code, an error block with these words, nothing else."""
-    assert done.returncode == code, done.stderr
-    assert done.stdout == ""
-    block = done.stderr[done.stderr.index("error: ") :]
-    for word in words:
-        assert word in block
-    assert "Traceback" not in done.stderr and 'File "' not in done.stderr
 
 
 def test_the_tiny_model_runs(environment: dict[str, str], tiny: Path) -> None:
@@ -98,23 +70,6 @@ def test_values_out_of_range(environment: dict[str, str], tiny: Path) -> None:
 
 def test_an_unknown_model(environment: dict[str, str]) -> None:
     refused(tuili(environment, "run", "smollm2:1.7b", "hi"), "no model is called 'smollm2:1.7b'", "smollm2:135m")
-
-
-def test_a_taken_port_is_said_before_the_model_is_loaded(environment: dict[str, str], tiny: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        done = tuili(environment, "serve", str(tiny), "--port", port, "--backend", "reference")
-    refused(done, f"port {port}", "taken", str(os.getpid()), "--port")
-    assert "loaded" not in done.stderr
-
-
-def test_an_open_door_needs_a_key(environment: dict[str, str], tiny: Path) -> None:
-    refused(tuili(environment, "serve", str(tiny), "--host", "0.0.0.0", "--port", "0"), "0.0.0.0", "--api-key")
-
-
-def test_a_server_whose_model_cannot_be_loaded_ends(environment: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "photo.gguf").write_bytes(PNG)
-    refused(tuili(environment, "serve", str(tmp_path / "photo.gguf"), "--port", "0"), "photo.gguf", "GGUF")
 
 
 DATA = content(3_000_000)

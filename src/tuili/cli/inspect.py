@@ -2,6 +2,7 @@
 
 import click
 
+from tuili.cli.console import size_text
 from tuili.cli.models import fetch_if_absent, find
 from tuili.cli.options import accept_licence_option, quiet_option
 
@@ -22,5 +23,5 @@ def command(model: str, accept_licence: bool, quiet: bool) -> None:
     from tuili.weights.gguf import open_gguf
 
     description = read_model(open_gguf(found.path))
-    click.echo(f"{found.served_name}: {description.architecture}, {description.num_parameters / 1e6:.0f}M parameters\n")
-    click.echo(dump(description.program, description.formats))
+    click.echo(f"{found.served_name}: {found.path}, {size_text(found.path.stat().st_size)}")
+    click.echo(dump(description.program, description.formats, description.sizes()))
