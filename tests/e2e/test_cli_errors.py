@@ -33,9 +33,9 @@ def test_a_missing_file(environment: dict[str, str], tiny: Path) -> None:
 
 def test_a_picture_that_calls_itself_a_model(environment: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "photo.gguf").write_bytes(PNG)
-    refused(tuili(environment, "run", str(tmp_path / "photo.gguf"), "hi"), "photo.gguf", "GGUF")
+    refused(tuili(environment, "run", str(tmp_path / "photo.gguf"), "hi", "--backend", "reference"), "photo.gguf", "GGUF")
     (tmp_path / "empty.gguf").write_bytes(b"")
-    refused(tuili(environment, "run", str(tmp_path / "empty.gguf"), "hi"), "empty.gguf")
+    refused(tuili(environment, "run", str(tmp_path / "empty.gguf"), "hi", "--backend", "reference"), "empty.gguf")
     refused(tuili(environment, "inspect", str(tmp_path / "photo.gguf")), "photo.gguf", "GGUF")
 
 
