@@ -11,4 +11,5 @@ NB_MODULE(_native, m) {
     m.def("usable_cpus", &tuili::usable_cpus, "CPUs of the affinity mask, within the cgroup's quota.");
     tuili::bind_executor(m);
     tuili::bind_kernels(m);
+    tuili::bind_linear(m);
 }

@@ -1,0 +1,153 @@
+// 64 weight bytes (16 output rows, 4 columns each) and their dot products with 4 activations, AVX2.
+//
+// vpmaddubsw adds two products u8 * s8 in 16 bits; as many of those sums are added up in 16 bits as the weights' range allows
+// before they widen to 32, so every sum stays exact.
+#pragma once
+#include "kernels/avx2/vec.h"
+#include "kernels/inline.h"
+#include <cstring>
+
+namespace tuili::avx2 {
+
+// Tiles that one register tile of the panel kernel covers, and its rows.
+inline constexpr int kPanelTiles = 1;
+inline constexpr int kPanelRows = 6;
+// Rows that the direct kernel takes at once; up to kDirectRows it is used instead of the panel.
+inline constexpr int kDirectStep = 4;
+inline constexpr int kDirectRows = 8;
+
+struct Bytes {
+    __m256i lo, hi;
+};
+
+TUILI_INLINE Bytes load_bytes(const uint8_t* p) {
+    return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
+            _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32))};
+}
+TUILI_INLINE void store_bytes(uint8_t* p, const Bytes& v) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v.lo);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 32), v.hi);
+}
+TUILI_INLINE Bytes operator&(const Bytes& v, int mask) {
+    const __m256i m = _mm256_set1_epi8(static_cast<char>(mask));
+    return {_mm256_and_si256(v.lo, m), _mm256_and_si256(v.hi, m)};
+}
+TUILI_INLINE Bytes operator|(const Bytes& a, const Bytes& b) {
+    return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)};
+}
+// Shifts within 16-bit lanes: mask afterwards.
+TUILI_INLINE Bytes shift_left(const Bytes& v, int n) { return {_mm256_slli_epi16(v.lo, n), _mm256_slli_epi16(v.hi, n)}; }
+TUILI_INLINE Bytes shift_right(const Bytes& v, int n) { return {_mm256_srli_epi16(v.lo, n), _mm256_srli_epi16(v.hi, n)}; }
+// table[v], for bytes below 16.
+TUILI_INLINE Bytes look_up(const int8_t* table, const Bytes& v) {
+    const __m256i t = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
+    return {_mm256_shuffle_epi8(t, v.lo), _mm256_shuffle_epi8(t, v.hi)};
+}
+
+// Sixteen small integers as floats.
+TUILI_INLINE Vec16 floats_of(const uint8_t* p) {
+    return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))),
+            _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 8))))};
+}
+TUILI_INLINE Vec16 floats_of(const int8_t* p) {
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))),
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 8))))};
+}
+TUILI_INLINE Vec16 floats_of_bf16(const uint16_t* p) {
+    const auto widen = [](const uint16_t* q) {
+        const __m128i v = _mm_loadu_si128(reinterpret_cast<const __m128i*>(q));
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(v), 16));
+    };
+    return {widen(p), widen(p + 8)};
+}
+
+TUILI_INLINE __m256i broadcast4(const void* p) {
+    int v;
+    std::memcpy(&v, p, 4);
+    return _mm256_set1_epi32(v);
+}
+
+// float(sum) * 2^k by an integer addition to the exponent field; `exponent` is k << 23. A zero becomes a value far below one
+// unit.
+TUILI_INLINE Vec16 scaled_floats(__m256i lo, __m256i hi, const int32_t* exponent) {
+    const __m256i e = broadcast4(exponent);
+    return {_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(_mm256_cvtepi32_ps(lo)), e)),
+            _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(_mm256_cvtepi32_ps(hi)), e))};
+}
+
+// The integer sum of one scale block of kSteps * 4 columns. Weights are bytes 0 .. kRange with kOffset still to be taken off, or
+// signed bytes where kRange is 128. `offset` points to -unit * (sum of the block's activations), unit being 16 for 32 columns, 32
+// for 16.
+template <int kRange, int kSteps, int kOffset>
+struct Dot {
+    static constexpr int kUnit = kSteps == 8 ? 16 : 32;
+    static constexpr int kFlush = kRange <= 15 ? kSteps : kRange <= 31 ? 4 : 2;
+    __m256i pairs_lo, pairs_hi, lo, hi;
+
+    TUILI_INLINE void start(const int32_t*) {}
+
+    // Step number `step` (a constant once unrolled) of kSteps.
+    TUILI_INLINE void add(const Bytes& w, const uint8_t* a, int step) {
+        const __m256i x = broadcast4(a), ones = _mm256_set1_epi16(1);
+        if constexpr (kRange == 128) {
+            const __m256i p = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_abs_epi8(w.lo), _mm256_sign_epi8(x, w.lo)), ones);
+            const __m256i q = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_abs_epi8(w.hi), _mm256_sign_epi8(x, w.hi)), ones);
+            lo = step == 0 ? p : _mm256_add_epi32(lo, p);
+            hi = step == 0 ? q : _mm256_add_epi32(hi, q);
+        } else {
+            const __m256i p = _mm256_maddubs_epi16(w.lo, x), q = _mm256_maddubs_epi16(w.hi, x);
+            const bool fresh = step % kFlush == 0;
+            pairs_lo = fresh ? p : _mm256_add_epi16(pairs_lo, p);
+            pairs_hi = fresh ? q : _mm256_add_epi16(pairs_hi, q);
+            if ((step + 1) % kFlush == 0) {
+                const __m256i s = _mm256_madd_epi16(pairs_lo, ones), t = _mm256_madd_epi16(pairs_hi, ones);
+                lo = step < kFlush ? s : _mm256_add_epi32(lo, s);
+                hi = step < kFlush ? t : _mm256_add_epi32(hi, t);
+            }
+        }
+    }
+
+    // float(sum) * 2^k, `exponent` being k << 23.
+    TUILI_INLINE Vec16 result(const int32_t* offset, const int32_t* exponent) const {
+        if constexpr (kOffset == 0) return scaled_floats(lo, hi, exponent);
+        __m256i o = broadcast4(offset);
+        if constexpr (kOffset < kUnit) o = _mm256_srai_epi32(o, kUnit / kOffset == 2 ? 1 : 3);
+        return scaled_floats(_mm256_add_epi32(lo, o), _mm256_add_epi32(hi, o), exponent);
+    }
+};
+
+// The largest |x| of 32 floats, as its bits (so that NaN > infinity > every number).
+TUILI_INLINE int32_t max_magnitude(const float* x) {
+    const __m256i mask = _mm256_set1_epi32(0x7fffffff);
+    const auto magnitude = [&](int i) {
+        return _mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + i)), mask);
+    };
+    const __m256i a = _mm256_max_epi32(magnitude(0), magnitude(8)), b = _mm256_max_epi32(magnitude(16), magnitude(24));
+    const __m256i c = _mm256_max_epi32(a, b);
+    __m128i m = _mm_max_epi32(_mm256_castsi256_si128(c), _mm256_extracti128_si256(c, 1));
+    m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4e));
+    return _mm_cvtsi128_si32(_mm_max_epi32(m, _mm_shuffle_epi32(m, 0xb1)));
+}
+
+// q = round(x * row * block) of 32 columns, to nearest even; sums of each half.
+TUILI_INLINE void quantise_block(const float* x, float row, float block, uint8_t* q, int32_t (&sums)[2]) {
+    const __m256 r = _mm256_set1_ps(row), b = _mm256_set1_ps(block);
+    const auto integers = [&](int i) { return _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_mul_ps(_mm256_loadu_ps(x + i), r), b)); };
+    const __m256i lo = _mm256_packs_epi32(integers(0), integers(8)), hi = _mm256_packs_epi32(integers(16), integers(24));
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    const __m256i v = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(lo, hi), order);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(q), v);
+    __m256i s = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), v), _mm256_set1_epi16(1));
+    s = _mm256_add_epi32(s, _mm256_shuffle_epi32(s, 0x4e));
+    s = _mm256_add_epi32(s, _mm256_shuffle_epi32(s, 0xb1));
+    sums[0] = _mm_cvtsi128_si32(_mm256_castsi256_si128(s));
+    sums[1] = _mm_cvtsi128_si32(_mm256_extracti128_si256(s, 1));
+}
+
+// float(*p) * 2^k in every lane.
+TUILI_INLINE Vec16 scaled_float(const int32_t* p, const int32_t* exponent) {
+    const __m256i v = broadcast4(p);
+    return scaled_floats(v, v, exponent);
+}
+
+} // namespace tuili::avx2

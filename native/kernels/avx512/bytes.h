@@ -1,0 +1,107 @@
+// 64 weight bytes (16 output rows, 4 columns each) and their dot products with 4 activations, AVX-512 with VNNI.
+#pragma once
+#include "kernels/avx512/vec.h"
+#include "kernels/inline.h"
+#include <cstring>
+
+namespace tuili::avx512 {
+
+// Tiles that one register tile of the panel kernel covers, and its rows.
+inline constexpr int kPanelTiles = 1;
+inline constexpr int kPanelRows = 12;
+// Rows that the direct kernel takes at once; up to kDirectRows it is used instead of the panel.
+inline constexpr int kDirectStep = 8;
+inline constexpr int kDirectRows = 32;
+
+struct Bytes {
+    __m512i v;
+};
+
+TUILI_INLINE Bytes load_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+TUILI_INLINE void store_bytes(uint8_t* p, const Bytes& v) { _mm512_storeu_si512(p, v.v); }
+TUILI_INLINE Bytes operator&(const Bytes& v, int mask) {
+    return {_mm512_and_si512(v.v, _mm512_set1_epi8(static_cast<char>(mask)))};
+}
+TUILI_INLINE Bytes operator|(const Bytes& a, const Bytes& b) { return {_mm512_or_si512(a.v, b.v)}; }
+// Shifts within 16-bit lanes: mask afterwards.
+TUILI_INLINE Bytes shift_left(const Bytes& v, int n) { return {_mm512_slli_epi16(v.v, static_cast<unsigned>(n))}; }
+TUILI_INLINE Bytes shift_right(const Bytes& v, int n) { return {_mm512_srli_epi16(v.v, static_cast<unsigned>(n))}; }
+// table[v], for bytes below 16.
+TUILI_INLINE Bytes look_up(const int8_t* table, const Bytes& v) {
+    const __m512i t = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
+    return {_mm512_shuffle_epi8(t, v.v)};
+}
+
+// Sixteen small integers as floats.
+TUILI_INLINE Vec16 floats_of(const uint8_t* p) {
+    return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+}
+TUILI_INLINE Vec16 floats_of(const int8_t* p) {
+    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+}
+TUILI_INLINE Vec16 floats_of_bf16(const uint16_t* p) {
+    const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(v), 16))};
+}
+
+TUILI_INLINE __m512i broadcast4(const void* p) {
+    int v;
+    std::memcpy(&v, p, 4);
+    return _mm512_set1_epi32(v);
+}
+
+// float(sum) * 2^k by an integer addition to the exponent field; `exponent` is k << 23. A zero becomes a value far below one
+// unit.
+TUILI_INLINE Vec16 scaled_floats(__m512i sum, const int32_t* exponent) {
+    return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(_mm512_cvtepi32_ps(sum)), broadcast4(exponent)))};
+}
+
+// The integer sum of one scale block of kSteps * 4 columns. Weights are bytes 0 .. kRange with kOffset still to be taken off, or
+// signed bytes where kRange is 128 (made unsigned here). `offset` points to -unit * (sum of the block's activations), unit being
+// 16 for 32 columns, 32 for 16.
+template <int kRange, int kSteps, int kOffset>
+struct Dot {
+    static constexpr int kUnit = kSteps == 8 ? 16 : 32;
+    static constexpr int kShift = kRange == 128 ? 128 : kOffset;
+    __m512i sum;
+
+    TUILI_INLINE void start(const int32_t* offset) {
+        if constexpr (kShift == 0) {
+            sum = _mm512_setzero_si512();
+        } else {
+            sum = broadcast4(offset);
+            if constexpr (kShift < kUnit) sum = _mm512_srai_epi32(sum, kUnit / kShift == 2 ? 1 : 3);
+            if constexpr (kShift > kUnit) sum = _mm512_slli_epi32(sum, kShift / kUnit == 8 ? 3 : 2);
+        }
+    }
+
+    TUILI_INLINE void add(const Bytes& w, const uint8_t* a, int) {
+        const __m512i u = kRange == 128 ? _mm512_xor_si512(w.v, _mm512_set1_epi8(static_cast<char>(0x80))) : w.v;
+        sum = _mm512_dpbusd_epi32(sum, u, broadcast4(a));
+    }
+
+    // float(sum) * 2^k, `exponent` being k << 23.
+    TUILI_INLINE Vec16 result(const int32_t*, const int32_t* exponent) const { return scaled_floats(sum, exponent); }
+};
+
+// The largest |x| of 32 floats, as its bits (so that NaN > infinity > every number).
+TUILI_INLINE int32_t max_magnitude(const float* x) {
+    const __m512i mask = _mm512_set1_epi32(0x7fffffff);
+    const __m512i a = _mm512_and_si512(_mm512_loadu_si512(x), mask), b = _mm512_and_si512(_mm512_loadu_si512(x + 16), mask);
+    return _mm512_reduce_max_epi32(_mm512_max_epi32(a, b));
+}
+
+// q = round(x * row * block) of 32 columns, to nearest even; sums of each half.
+TUILI_INLINE void quantise_block(const float* x, float row, float block, uint8_t* q, int32_t (&sums)[2]) {
+    const __m512 r = _mm512_set1_ps(row), b = _mm512_set1_ps(block);
+    TUILI_UNROLL for (int i = 0; i < 2; i++) {
+        const __m512i v = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_mul_ps(_mm512_loadu_ps(x + i * 16), r), b));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(q + i * 16), _mm512_cvtsepi32_epi8(v));
+        sums[i] = _mm512_reduce_add_epi32(v);
+    }
+}
+
+// float(*p) * 2^k in every lane.
+TUILI_INLINE Vec16 scaled_float(const int32_t* p, const int32_t* exponent) { return scaled_floats(broadcast4(p), exponent); }
+
+} // namespace tuili::avx512
