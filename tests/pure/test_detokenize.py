@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import vocabularies
 
+from support import vocabularies
 from tuili.text.detokenize import Detokenizer
 from tuili.text.tokenizer.base import Tokenizer
 from tuili.text.tokenizer.load import load_tokenizer

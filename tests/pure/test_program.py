@@ -4,12 +4,12 @@ import dataclasses
 from collections.abc import Callable
 
 import pytest
-from tuili.program.dump import dump
 
 from tuili.models.llama import spec, tiny
 from tuili.models.load import build_program
 from tuili.models.registry import architectures
 from tuili.program.builder import Builder
+from tuili.program.dump import dump
 from tuili.program.ops import OPS
 from tuili.program.program import Instr, Program, RopeSpec, Rows, StateDecl, Value, WeightDecl
 from tuili.program.verify import InvalidProgram, verify
