@@ -73,7 +73,7 @@ class OutputProcessor:
                 self._metrics.request_queue_time.observe(max(started - request.source.arrival, 0.0))
         for request_id, entries in step.prompt_logprobs:
             if request := self._requests.get(request_id):
-                request.prompt_logprobs = tuple(entry and _token_logprob(*entry) for entry in entries)
+                request.prompt_logprobs = tuple(entry and self._token_logprob(*entry) for entry in entries)
         touched: list[_Request] = []
         for event in step.events:
             request = self._requests.get(event.request_id)
@@ -125,8 +125,14 @@ class OutputProcessor:
             sequence.finish_reason = reason
             request.num_unfinished -= 1
             request.error = event.error or request.error
-        logprobs = () if event.logprob is None else (_token_logprob(event.token_id, event.logprob),)
+        logprobs = () if event.logprob is None else (self._token_logprob(event.token_id, event.logprob),)
         return SequenceDelta(event.sequence, text, token_ids, logprobs, reason, stop_reason)
+
+    def _token_logprob(self, token_id: int, raw: RawLogprob) -> TokenLogprob:
+        """Alternatives that only pad the logits have no text and are left out."""
+        pairs = zip(raw.top_ids, raw.top_logprobs, strict=True)
+        size = self._tokenizer.vocab_size
+        return TokenLogprob(token_id, raw.logprob, tuple((top_id, value) for top_id, value in pairs if 0 <= top_id < size))
 
     def _count_token(self, request: _Request, sequence: _Sequence, now: float) -> None:
         metrics = self._metrics
@@ -196,8 +202,3 @@ def merge(outputs: list[RequestOutput]) -> RequestOutput:
         outputs[0].prompt_logprobs,
         last.error,
     )
-
-
-def _token_logprob(token_id: int, raw: RawLogprob) -> TokenLogprob:
-    pairs = zip(raw.top_ids, raw.top_logprobs, strict=True)
-    return TokenLogprob(token_id, raw.logprob, tuple((top_id, value) for top_id, value in pairs if top_id >= 0))
