@@ -1,0 +1,60 @@
+"""The start report at the top of the log: what runs, on what, within which limits, and what the user should know."""
+
+import logging
+import platform
+
+from tuili import __version__
+from tuili.engine.build import LoadedEngine
+from tuili.server.service import Service
+
+log = logging.getLogger("tuili.server")
+
+_MIB = 2**20
+
+
+def log_start(service: Service, url: str) -> None:
+    """The first lines, once the port is bound: before anything slow."""
+    keys = len(service.options.api_keys)
+    access = f"{keys} API key{'s' if keys > 1 else ''}" if keys else "no API key: this machine only"
+    log.info("tuili %s, Python %s, %s %s", __version__, platform.python_version(), platform.system(), platform.machine())
+    log.info("listening on %s (%s); loading %s", url, access, service.model_name)
+
+
+def log_loaded(service: Service, loaded: LoadedEngine, seconds: float) -> None:
+    """The rest, once the model is there."""
+    for line in _model_lines(loaded):
+        log.info(line)
+    limits = loaded.resolved
+    log.info(
+        "limits: %d tokens of context, %d sequences at a time, %d tokens a step, %d requests waiting",
+        limits.max_model_len,
+        limits.max_num_seqs,
+        limits.max_num_batched_tokens,
+        limits.max_waiting_requests,
+    )
+    for name, value, why in loaded.resolved.reasons:
+        log.info("%s = %s (%s)", name, _readable(name, value), why)
+    if loaded.chat_template is None:
+        log.warning("/v1/chat/completions will refuse: %s", loaded.chat_template_error)
+    for warning in loaded.resolved.warnings:
+        log.warning(warning)
+    log.info("%s is ready, loaded in %.2f s", service.model_name, seconds)
+
+
+def _model_lines(loaded: LoadedEngine) -> list[str]:
+    lines: list[str] = []
+    model = loaded.description
+    if model is not None:
+        formats = ", ".join(sorted(set(model.formats.values())))
+        lines.append(
+            f"model: {model.architecture}, {model.num_parameters / 1e6:.0f} M parameters in {model.weight_bytes / _MIB:.0f} MiB "
+            f"({formats}), made for {model.spec.max_position_embeddings} tokens of context"
+        )
+    lines += [f"{name}: {value}" for name, value in loaded.report.items()]
+    blocks = " + ".join(str(number) for number in loaded.num_blocks)
+    lines.append(f"KV cache: {blocks} blocks of 16 tokens")
+    return lines
+
+
+def _readable(name: str, value: str) -> str:
+    return f"{int(value) / _MIB:.0f} MiB" if name.endswith("_bytes") and value.isdigit() else value
