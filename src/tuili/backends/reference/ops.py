@@ -29,13 +29,13 @@ def linear(x: F32, weight: F32, bias: F32 | None = None) -> F32:
 
 def rms_norm(x: F32, weight: F32, eps: float) -> F32:
     """Each run of len(weight) columns divided by its root mean square."""
-    groups = x.reshape(x.shape[0], -1, weight.shape[0]).astype(np.float64)
+    groups = x.reshape(x.shape[0], x.shape[1] // weight.shape[0], weight.shape[0]).astype(np.float64)
     scale = 1.0 / np.sqrt(np.mean(groups * groups, axis=-1, keepdims=True) + eps)
     return (groups * scale * weight).astype(np.float32).reshape(x.shape)
 
 
 def layer_norm(x: F32, scale: F32, shift: F32 | None, eps: float) -> F32:
-    groups = x.reshape(x.shape[0], -1, scale.shape[0]).astype(np.float64)
+    groups = x.reshape(x.shape[0], x.shape[1] // scale.shape[0], scale.shape[0]).astype(np.float64)
     centred = groups - groups.mean(axis=-1, keepdims=True)
     normed = centred / np.sqrt(np.mean(centred * centred, axis=-1, keepdims=True) + eps) * scale
     shifted = normed if shift is None else normed + shift
