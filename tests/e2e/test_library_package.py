@@ -30,7 +30,7 @@ def test_wheels_are_joined_and_resumed_inside_the_right_part(tmp_path: Path) -> 
     report = Recorder()
     fetch_file(file, target, all_fetchers, report)
     assert target.read_bytes() == DATA
-    assert report.said("toy-part2 1.0 (2 of 3)") and not report.said("toy-part1")
+    assert report.said("toy-part2 1.0 with pip (part 2 of 3, then the rest)") and not report.said("toy-part1")
     assert list((tmp_path / "work").iterdir()) == []
 
 

