@@ -61,6 +61,9 @@ TUILI_INLINE Vec16 floats_of_bf16(const uint16_t* p) {
     return {widen(p), widen(p + 8)};
 }
 
+// Keeps the compiler from regrouping a sum, which would cost it registers.
+TUILI_INLINE void pin(__m256i& v) { asm("" : "+x"(v)); }
+
 TUILI_INLINE __m256i broadcast4(const void* p) {
     int v;
     std::memcpy(&v, p, 4);
@@ -99,6 +102,8 @@ struct Dot {
             const bool fresh = step % kFlush == 0;
             pairs_lo = fresh ? p : _mm256_add_epi16(pairs_lo, p);
             pairs_hi = fresh ? q : _mm256_add_epi16(pairs_hi, q);
+            pin(pairs_lo);
+            pin(pairs_hi);
             if ((step + 1) % kFlush == 0) {
                 const __m256i s = _mm256_madd_epi16(pairs_lo, ones), t = _mm256_madd_epi16(pairs_hi, ones);
                 lo = step < kFlush ? s : _mm256_add_epi32(lo, s);
