@@ -13,6 +13,8 @@ from tuili.backends.base import Backend
 from tuili.backends.reference.executor import ReferenceBackend
 from tuili.models.load import bind, read_model
 from tuili.models.registry import architectures
+from tuili.quant.registry import FORMATS
+from tuili.weights.dummy import dummy_weights
 from tuili.weights.gguf import open_gguf
 
 NAMES = sorted(architectures())
@@ -81,3 +83,19 @@ def test_longrope_takes_the_long_factors_for_a_long_context() -> None:
     assert cosines(oracle.logits(prompt), ours).min() > 0.9999
     short = sequences(oracle, max_model_len=128).feed({0: prompt})
     assert cosines(oracle.logits(prompt), short).min() < 0.999
+
+
+#: Changes that make every row a whole number of 256-element blocks.
+WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
+
+
+@pytest.mark.parametrize("fmt", [name for name, fmt in FORMATS.items() if fmt.block_size > 1])
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
+def test_quantised_weights_equal_transformers_on_their_decoded_values(name: str, fmt: str) -> None:
+    oracle = make_oracle(tiny(name) | WIDE | ({"moe_intermediate_size": 256} if name == "qwen3_moe" else {}), seed=8)
+    weights = dummy_weights({n: tuple(view.shape) for n, view in oracle.views.items()}, 9, lambda tensor, shape: fmt)
+    for tensor, weight in weights.items():
+        oracle.set(tensor, weight)
+    run = Sequences(*executable(oracle, ReferenceBackend(), limits_for, weights))
+    prompt = oracle.prompt(40, 1)
+    assert cosines(oracle.logits(prompt), run.feed({0: prompt})).min() > 0.9999

@@ -3,9 +3,9 @@
 A builder records where every instruction came from, so that a mistake found later is reported with the model file's line.
 """
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
@@ -22,7 +22,7 @@ def _origin() -> str:
     via = ""
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while frame.f_back is not None:
-        name = Path(frame.f_code.co_filename).name
+        name = os.path.basename(frame.f_code.co_filename)
         if name not in _HELPERS:
             return f"{name}:{frame.f_lineno}{via}"
         if name != "builder.py" and not via:
