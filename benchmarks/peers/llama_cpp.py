@@ -35,6 +35,12 @@ class LlamaCpp:
     libraries: Path
 
     @property
+    def digest(self) -> str:
+        """Tells builds apart in names of cached files."""
+        library = self.libraries / "libllama.so"
+        return f"{zlib.crc32(f'{self.libraries} {library.stat().st_mtime}'.encode()):08x}"
+
+    @property
     def version(self) -> str:
         text = (self.libraries.parent / "CMakeCache.txt").read_text()
         native = re.search(r"GGML_NATIVE:BOOL=(\w+)", text)
@@ -82,7 +88,7 @@ def _build(source: Path, build: Path) -> None:
 
 def build_driver(llama: LlamaCpp) -> Path:
     """Compiles the driver against that build, unless an up-to-date one is in the cache."""
-    driver = cache() / f"llama_driver-{zlib.crc32(str(llama.libraries).encode()):08x}"
+    driver = cache() / f"llama_driver-{llama.digest}"
     newest = max(DRIVER.stat().st_mtime, (llama.libraries / "libllama.so").stat().st_mtime)
     if driver.exists() and driver.stat().st_mtime > newest:
         return driver
