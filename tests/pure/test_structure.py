@@ -27,6 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "text": BASE,
     "library": BASE,
     "engine": BASE | {"cache", "models", "weights", "backends", "program", "text"},
+    "offline": BASE | {"engine", "library"},
     "dialects": BASE,
     "server": BASE | {"dialects", "engine", "text"},
     "cli": BASE

@@ -20,9 +20,11 @@ from tuili.models.registry import Architecture, architecture
 from tuili.models.spec import ModelSpec
 from tuili.program.builder import Builder
 from tuili.program.passes.fuse import fuse
+from tuili.program.passes.shard import Sharded
 from tuili.program.program import Program
 from tuili.program.verify import InvalidProgram, verify
 from tuili.quant.registry import format_of
+from tuili.weights.cut import cut
 from tuili.weights.source import Weight, WeightSource
 
 
@@ -120,3 +122,12 @@ def bind(model: ModelDescription, source: WeightSource, backend: Backend, limits
     executable = backend.load(model.program, SourceWeights(source, model.stored), limits)
     source.release()
     return executable
+
+
+def shard_weights(sharded: Sharded, weights: Mapping[str, Weight]) -> dict[str, Weight]:
+    """One rank's weights, cut from the whole ones before anything packs them."""
+    result: dict[str, Weight] = {}
+    for name in sharded.program.weights:
+        part = sharded.cuts.get(name)
+        result[name] = weights[name] if part is None else cut(weights[part.source], part.axis, part.start, part.stop, part.source)
+    return result
