@@ -1,5 +1,7 @@
 """Tokenizers built from GGUF metadata, on small vocabularies."""
 
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -169,3 +171,89 @@ def test_named_chat_templates() -> None:
     assert tokenizer.chat_template == vocabularies.CHATML
     assert tokenizer.chat_templates == {"default": vocabularies.CHATML, "tool_use": "t"}
     assert SPM.chat_template is None
+
+
+def test_merges_are_cached_and_a_damaged_cache_is_made_again(tmp_path: Path) -> None:
+    metadata = vocabularies.sentencepiece()
+    fresh = load_tokenizer(metadata, tmp_path / "cache")
+    (file,) = (tmp_path / "cache").iterdir()
+    good = file.read_bytes()
+    for content in (good, b"", good[:-4], bytes(len(good)), good[:40] + b"\x01" + good[41:]):
+        file.write_bytes(content)
+        again = load_tokenizer(metadata, tmp_path / "cache")
+        assert again.encode("hello the world   !") == fresh.encode("hello the world   !") == SPM.encode("hello the world   !")
+        assert file.read_bytes() == good
+    assert list((tmp_path / "cache").iterdir()) == [file]
+
+
+def test_another_vocabulary_has_another_cache(tmp_path: Path) -> None:
+    metadata = vocabularies.sentencepiece()
+    load_tokenizer(metadata, tmp_path)
+    metadata["tokenizer.ggml.scores"] = metadata["tokenizer.ggml.scores"][::-1]
+    load_tokenizer(metadata, tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    assert load_tokenizer(vocabularies.sentencepiece(), tmp_path / "file").encode("hello") == SPM.encode("hello")
+
+
+@given(
+    st.dictionaries(st.text("ab▁", min_size=2, max_size=6), st.integers(-20, 0), min_size=1, max_size=20),
+    st.lists(st.text("ab ", min_size=1, max_size=12), min_size=1, max_size=5),
+)
+def test_scores_decide_as_in_sentencepiece(pieces: dict[str, int], samples: list[str]) -> None:
+    """Against the definition: join the best-scored adjacent pair, the leftmost of equals, until none is a piece.
+
+    Scores are made distinct, as those of a trained vocabulary are.
+    """
+    letters = ["▁", "a", "b"]
+    scores = {piece: float(score) - rank / 100 for rank, (piece, score) in enumerate(pieces.items())}
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": ["<unk>", *letters, *scores],
+        "tokenizer.ggml.scores": [-1000.0] * 4 + list(scores.values()),
+        "tokenizer.ggml.token_type": [2, 1, 1, 1] + [1] * len(scores),
+        "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.ggml.add_space_prefix": False,
+    }
+    tokenizer = load_tokenizer(metadata)
+    for text in samples:
+        symbols = list(text.replace(" ", "▁"))
+        while True:
+            joined = [(-scores[a + b], at) for at, (a, b) in enumerate(pairwise(symbols)) if a + b in scores]
+            if not joined:
+                break
+            at = min(joined)[1]
+            symbols[at : at + 2] = [symbols[at] + symbols[at + 1]]
+        assert [tokenizer.token_text(i) for i in tokenizer.encode(text)] == symbols
+
+
+def test_wordpiece() -> None:
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "▁hello", "▁wor", "ld", "▁,", "▁e"]
+    metadata = {
+        "tokenizer.ggml.model": "bert",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3, 3, 3, 3, 1, 1, 1, 1, 1],
+        "tokenizer.ggml.unknown_token_id": 1,
+        "tokenizer.ggml.cls_token_id": 2,
+        "tokenizer.ggml.seperator_token_id": 3,
+    }
+    tokenizer = load_tokenizer(metadata)
+    ids = tokenizer.encode("Hello, WORLD é 漢")
+    assert [tokens[i] for i in ids] == ["[CLS]", "▁hello", "▁,", "▁wor", "ld", "▁e", "[UNK]", "[SEP]"]
+    assert tokenizer.decode(ids) == "hello , world e"
+
+
+def test_phi3_turn_markers_swallow_the_space_after_them() -> None:
+    metadata = vocabularies.sentencepiece(**{"general.architecture": "phi3"})
+    tokenizer = load_tokenizer(metadata)
+    assert tokenizer.encode("<end_of_turn>\n \nhello") == tokenizer.encode("<end_of_turn>hello")
+    assert SPM.encode("<end_of_turn>\n \nhello") != SPM.encode("<end_of_turn>hello")
+
+
+def test_an_end_token_is_added_for_files_that_want_one() -> None:
+    tokenizer = load_tokenizer(vocabularies.byte_level(**{"tokenizer.ggml.add_eos_token": True}))
+    assert tokenizer.encode("hello")[-1] == tokenizer.eos_token_id
+    assert tokenizer.eos_token_id not in tokenizer.encode("hello", add_bos=False)

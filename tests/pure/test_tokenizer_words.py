@@ -1,28 +1,15 @@
 """Every pre-tokenizer against Python's ``regex`` module, an independent engine, and in linear time."""
 
-import random
-
 import pytest
 import regex
 from tokenizers import Regex, pre_tokenizers
 
-from support import vocabularies
+from support import texts, vocabularies
 from tuili.errors import NotSupported
 from tuili.text.tokenizer.load import load_tokenizer
 from tuili.text.tokenizer.pretokenize import TABLE, pre_tokenizer
 
-ALPHABET = [
-    *"abzABZ019 \t\n\r.,!?'\"-_/\\|<>()[]{}$+=^~`#@%&*;:",
-    *"éßÀǅΣжЯשلअक्あア漢字가ㄱ한٣½Ⅻ²َ́​  　…。，、।🦜👍🏽‍️ﬁ𐐀",
-    "'s", "'T", "'Ll", "\r\n", "\n\n", "   ", "  ", "12345", "hello", "World", "IT'S", " ", " ", " ",
-]  # fmt: skip
-
 ONE_OF_EACH = sorted({row.patterns: name for name, row in TABLE.items()}.values())
-
-
-def texts(seed: int, count: int, length: int = 40) -> list[str]:
-    rng = random.Random(seed)
-    return ["".join(rng.choices(ALPHABET, k=rng.randint(1, length))) for _ in range(count)]
 
 
 def cut(pieces: list[str], pattern: regex.Pattern[str]) -> list[str]:
@@ -44,7 +31,7 @@ def test_words_are_those_of_another_engine(name: str) -> None:
     ours = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in rows])
     # Oniguruma's $ matches at line ends; the flag V1 has class intersection.
     theirs = [regex.compile(pattern, regex.V1 | regex.MULTILINE) for pattern in rows]
-    for text in texts(seed=1, count=300):
+    for text in texts.gibberish(seed=1, count=300):
         expected = [text]
         for pattern in theirs:
             expected = cut(expected, pattern)
@@ -75,6 +62,6 @@ def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_text_survives_with_every_pre_tokenizer(name: str) -> None:
     tokenizer = load_tokenizer(vocabularies.byte_level(name))
-    for text in texts(seed=2, count=20):
+    for text in texts.gibberish(seed=2, count=20):
         if TABLE[name].normal_form is None:
             assert tokenizer.decode(tokenizer.encode(text)) == text

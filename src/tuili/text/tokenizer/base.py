@@ -45,6 +45,7 @@ class Tokenizer:
         special: Special,
         *,
         add_bos: bool,
+        add_eos: bool,
         chat_templates: Mapping[str, str],
         bytes_of_token: Callable[[str], bytes],
     ) -> None:
@@ -59,6 +60,7 @@ class Tokenizer:
         self.eos_token_ids = special.end_token_ids
         self.padding_token_id = special.padding_token_id
         self.add_bos = add_bos and special.bos_token_id is not None
+        self.add_eos = add_eos and special.eos_token_id is not None
         self.add_space_prefix = vocabulary.add_space_prefix
         self.control_token_ids = vocabulary.control
         self.unused_token_ids = vocabulary.unused
@@ -73,12 +75,15 @@ class Tokenizer:
     def encode(self, text: str, *, add_bos: bool | None = None, parse_control: bool = True) -> list[int]:
         """Token ids of ``text``. Control tokens in it are parsed unless ``parse_control`` is false.
 
-        ``add_bos`` None does what the model file says; the beginning-of-sequence token is never put before another one.
+        ``add_bos`` None does what the model file says; the beginning-of-sequence token is never put before another one. Only then
+        an end-of-sequence token is added for the models, embedders mostly, whose file wants one.
         """
         ids = self.encode_segments([Segment(text, parse_control)])
         wanted = self.add_bos if add_bos is None else add_bos and self.bos_token_id is not None
         if wanted and self.bos_token_id is not None and ids[:1] != [self.bos_token_id]:
             ids.insert(0, self.bos_token_id)
+        if add_bos is None and self.add_eos and self.eos_token_id is not None and ids[-1:] != [self.eos_token_id]:
+            ids.append(self.eos_token_id)
         return ids
 
     def encode_segments(self, segments: Iterable[Segment | tuple[str, bool]]) -> list[int]:

@@ -1,6 +1,7 @@
 """Byte-level BPE (``tokenizer.ggml.model`` "gpt2"): GPT-2's scheme, with the model's own way of cutting words."""
 
 from functools import cache
+from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
@@ -9,7 +10,7 @@ from tuili.text.tokenizer.pretokenize import pre_tokenizer
 from tuili.text.tokenizer.vocabulary import Vocabulary
 
 
-def build(vocabulary: Vocabulary) -> Tokenizer:
+def build(vocabulary: Vocabulary, cache_dir: Path | None) -> Tokenizer:
     """A tokenizer for text without control tokens. Raises NotSupported without merges or with an unknown pre-tokenizer."""
     rules = pre_tokenizer(vocabulary.pre)
     if not vocabulary.merges:

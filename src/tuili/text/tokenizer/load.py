@@ -5,16 +5,19 @@ from pathlib import Path
 from typing import Any
 
 from tuili.errors import ModelFileError, NotSupported
-from tuili.text.tokenizer import bpe, spm
+from tuili.text.tokenizer import bpe, spm, wordpiece
 from tuili.text.tokenizer.base import Special, Tokenizer
 from tuili.text.tokenizer.pretokenize import pre_tokenizer
 from tuili.text.tokenizer.vocabulary import Vocabulary, end_token_ids, read_vocabulary, token_id
 
-KINDS = {"gpt2": bpe, "llama": spm}
+KINDS = {"bert": wordpiece, "gpt2": bpe, "llama": spm}
 
 
 def load_tokenizer(metadata: Mapping[str, Any], cache_dir: Path | None = None) -> Tokenizer:
     """The tokenizer of a GGUF file, from its ``tokenizer.*`` keys.
+
+    ``cache_dir``, made when missing, keeps what takes longer to compute than to read: the merges of large "llama" vocabularies.
+    (The tokenizers library reads a whole tokenizer no faster than it builds one.)
 
     Raises NotSupported (an unknown kind or pre-tokenizer, a missing key) or ModelFileError (keys that contradict each other).
     """
@@ -26,9 +29,10 @@ def load_tokenizer(metadata: Mapping[str, Any], cache_dir: Path | None = None) -
         )
     return Tokenizer(
         vocabulary,
-        family.build(vocabulary),
+        family.build(vocabulary, cache_dir),
         _special(metadata, vocabulary),
         add_bos=_add_bos(metadata, vocabulary),
+        add_eos=bool(metadata.get("tokenizer.ggml.add_eos_token", vocabulary.kind == "bert")),
         chat_templates=_chat_templates(metadata),
         bytes_of_token=family.token_bytes,
     )
@@ -36,11 +40,12 @@ def load_tokenizer(metadata: Mapping[str, Any], cache_dir: Path | None = None) -
 
 def _special(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> Special:
     size = len(vocabulary.tokens)
+    encoder = vocabulary.kind == "bert"
     # Phi-3's own tokenizer declares its turn markers with rstrip; GGUF has no key for that.
     strips = vocabulary.kind == "llama" and vocabulary.architecture == "phi3"
     return Special(
-        bos_token_id=token_id(metadata, "bos", size),
-        eos_token_id=token_id(metadata, "eos", size),
+        bos_token_id=token_id(metadata, "cls" if encoder else "bos", size),
+        eos_token_id=token_id(metadata, "seperator" if encoder else "eos", size),  # GGUF's spelling
         end_token_ids=end_token_ids(metadata, vocabulary),
         padding_token_id=token_id(metadata, "padding", size),
         strip_after=frozenset(

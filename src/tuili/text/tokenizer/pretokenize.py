@@ -68,7 +68,7 @@ def _rows(names: str, *patterns: str, source: str = _LLAMA_CPP) -> dict[str, Pre
     return dict.fromkeys(names.split(), PreTokenizer(patterns, source))
 
 
-TABLE: dict[str, PreTokenizer] = {
+_ROWS: dict[str, PreTokenizer] = {
     **_rows("gpt-2 phi-2 jais gigachat exaone4 a.x-4.0 mellum trillion granite-docling", GPT2),
     **_rows("starcoder refact smollm codeshell exaone minerva-7b mellum2", r"\p{N}", GPT2),
     **_rows("dbrx smaug-bpe", CL100K, source="tiktoken, cl100k_base"),
@@ -128,14 +128,14 @@ TABLE: dict[str, PreTokenizer] = {
     **_rows("default", r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
 }
 
-_NFC = "qwen2 qwen35 command-r olmo mpt"
-_WHOLE_WORDS = (
-    "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 chatglm-bpe glm4 tekken gpt-4o llama4 youtu minicpm5"
-)
-_BOS = "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 tekken"
-TABLE |= {name: replace(TABLE[name], normal_form="NFC") for name in _NFC.split()}
-TABLE |= {name: replace(TABLE[name], ignore_merges=True) for name in _WHOLE_WORDS.split()}
-TABLE |= {name: replace(TABLE[name], add_bos=True) for name in _BOS.split()}
+_NFC = ("qwen2", "qwen35", "command-r", "olmo", "mpt")
+_BOS = ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken")
+_WHOLE_WORDS = (*_BOS, "chatglm-bpe", "glm4", "gpt-4o", "llama4", "youtu", "minicpm5")
+
+TABLE: dict[str, PreTokenizer] = {
+    name: replace(row, normal_form="NFC" if name in _NFC else None, ignore_merges=name in _WHOLE_WORDS, add_bos=name in _BOS)
+    for name, row in _ROWS.items()
+}
 
 
 def pre_tokenizer(name: str | None) -> PreTokenizer:

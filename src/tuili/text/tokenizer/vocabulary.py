@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
+
 from tuili.errors import ModelFileError, NotSupported
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -100,13 +102,10 @@ class Vocabulary:
     architecture: str
 
     def digest(self) -> str:
-        """sha256 (hex) of everything that the tokenizer is built from."""
-        sha = hashlib.sha256(repr((self.kind, self.pre, self.unknown_token_id, self.add_space_prefix)).encode())
-        for part in (self.tokens, self.merges):
-            sha.update("\0".join(part).encode("utf-8", "surrogatepass"))
-            sha.update(b"\1")
-        for numbers in (self.types, self.scores):
-            sha.update(repr(list(numbers)).encode())
+        """sha256 (hex) of tokens, types and scores."""
+        sha = hashlib.sha256("\0".join(self.tokens).encode("utf-8", "surrogatepass"))
+        sha.update(np.asarray(self.types, np.int8).tobytes())
+        sha.update(np.asarray(self.scores, np.float32).tobytes())
         return sha.hexdigest()
 
 
@@ -142,7 +141,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         user_defined=tuple(i for i, t in enumerate(types) if t == USER_DEFINED and i not in control and tokens[i]),
         unused=frozenset(i for i, t in enumerate(types) if t == UNUSED),
         unknown_token_id=token_id(metadata, "unknown", len(tokens)),
-        add_space_prefix=bool(space_prefix) if space_prefix is not None else kind == "llama",
+        add_space_prefix=kind != "gpt2" and (space_prefix is None or bool(space_prefix)),
         architecture=_text(metadata, "general.architecture") or "",
     )
 
