@@ -12,7 +12,7 @@ import pytest
 from support.gguf_file import Typed, tensor, write_gguf
 from support.steps import Sequences, limits_for
 from tuili.backends.reference.executor import ReferenceBackend
-from tuili.errors import ModelFileError, NotSupported
+from tuili.errors import ModelFileError, NotSupported, TuiliError
 from tuili.models.gguf_config import gguf_config
 from tuili.models.load import SourceWeights, bind, build_program, read_model
 from tuili.models.names import Stored
@@ -240,6 +240,26 @@ def test_a_gguf_file_runs_end_to_end(tmp_path: Path) -> None:
     np.testing.assert_array_equal(run.feed({0: [5, 6, 7]}), direct.feed({0: [5, 6, 7]}))
 
 
+def test_damaged_metadata_gives_a_model_or_our_own_error(tmp_path: Path) -> None:
+    """D-GGUF-1: flipped bytes before the tensor data, through the whole way to a program."""
+    whole = write_gguf(tmp_path / "whole.gguf", LLAMA, [tensor(name, values) for name, values in llama_tensors(8).items()])
+    data = whole.read_bytes()
+    head = len(data) - sum(values.nbytes for values in llama_tensors(8).values())
+    rng = np.random.default_rng(11)
+    refused = 0
+    for position in rng.integers(0, head, 600):
+        damaged = bytearray(data)
+        damaged[position] ^= 1 << int(rng.integers(8))
+        (tmp_path / "damaged.gguf").write_bytes(damaged)
+        try:
+            source = open_gguf(tmp_path / "damaged.gguf")
+            read_model(source)
+            source.close()
+        except TuiliError:
+            refused += 1
+    assert 100 < refused < 600
+
+
 # Rotary variants
 
 
@@ -268,6 +288,15 @@ def test_longrope_chooses_its_factors_by_the_context_asked_for() -> None:
         ({"rope_type": "llama3", "factor": 8.0}, ModelFileError, "llama3 needs low_freq_factor"),
         ({"rope_type": "yarn", "factor": 4.0}, ModelFileError, "yarn needs original_max_position_embeddings"),
         ({"rope_type": "factors", "factors": [1.0]}, ModelFileError, "1 rope factors for 2 frequencies"),
+        ({"rope_type": "factors", "factors": [1.0, 0.0]}, ModelFileError, "not positive numbers"),
+        ({"rope_type": "linear", "factor": 0.0}, ModelFileError, "factor = 0.0; it has to be a positive number"),
+        ({"rope_type": "linear", "factor": 2.0, "rope_theta": 1.0}, ModelFileError, "rope_theta is 1.0"),
+        (
+            {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0}
+            | {"original_max_position_embeddings": 64},
+            ModelFileError,
+            "high_freq_factor 4.0 at or below",
+        ),
     ],
 )
 def test_incomplete_or_unknown_scaling_is_refused(scaling: dict[str, Any], error: type[Exception], message: str) -> None:

@@ -28,6 +28,8 @@ def rope_spec(cfg: Mapping[str, Any], head_dim: int, max_model_len: int | None =
     make = _KINDS.get(kind)
     if make is None:
         raise NotSupported(f"rope scaling not supported yet: {kind}; supported: {', '.join(_KINDS)}")
+    if not 1 < parameters["rope_theta"] < math.inf:
+        raise ModelFileError(f"rope_theta is {parameters['rope_theta']}; it has to be above 1")
     dim = int(head_dim * parameters["partial_rotary_factor"])
     return make(dim, plain_frequencies(dim, parameters["rope_theta"]), parameters)
 
@@ -42,6 +44,8 @@ def _need(parameters: Parameters, key: str) -> Any:
     if value is None:
         kind = parameters.get("rope_type") or parameters.get("type")
         raise ModelFileError(f"rope scaling {kind} needs {key}, which the model's configuration lacks")
+    if not isinstance(value, list) and not 0 < value < math.inf:
+        raise ModelFileError(f"rope scaling has {key} = {value!r}; it has to be a positive number")
     return value
 
 
@@ -62,12 +66,16 @@ def _factors(dim: int, frequencies: Sequence[float], parameters: Parameters) -> 
 def _divide(frequencies: Sequence[float], factors: Sequence[float]) -> tuple[float, ...]:
     if len(factors) != len(frequencies):
         raise ModelFileError(f"the model has {len(factors)} rope factors for {len(frequencies)} frequencies")
+    if not all(0 < factor < math.inf for factor in factors):
+        raise ModelFileError("the model has rope factors that are not positive numbers")
     return tuple(f / factor for f, factor in zip(frequencies, factors, strict=True))
 
 
 def _llama3(dim: int, frequencies: Sequence[float], parameters: Parameters) -> RopeSpec:
     factor, low, high = (_need(parameters, key) for key in ("factor", "low_freq_factor", "high_freq_factor"))
     original = _need(parameters, "original_max_position_embeddings")
+    if high <= low:
+        raise ModelFileError(f"rope scaling llama3 has high_freq_factor {high} at or below low_freq_factor {low}")
 
     def scaled(frequency: float) -> float:
         turns = original * frequency / (2 * math.pi)
@@ -79,7 +87,7 @@ def _llama3(dim: int, frequencies: Sequence[float], parameters: Parameters) -> R
 
 def _yarn(dim: int, frequencies: Sequence[float], parameters: Parameters) -> RopeSpec:
     original, theta = _need(parameters, "original_max_position_embeddings"), parameters["rope_theta"]
-    factor = parameters.get("factor") or _need(parameters, "max_position_embeddings") / original
+    factor = _need(parameters, "factor") if parameters.get("factor") else _need(parameters, "max_position_embeddings") / original
 
     def dimension(turns: float) -> float:
         return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
@@ -115,7 +123,7 @@ def _longrope(dim: int, frequencies: Sequence[float], parameters: Parameters) ->
     scale = parameters.get("factor") or longest / original
     magnitude = parameters.get("attention_factor")
     if magnitude is None:
-        magnitude = math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0
+        magnitude = math.sqrt(1 + math.log(scale) / math.log(max(2, original))) if scale > 1 else 1.0
     return RopeSpec(dim, _divide(frequencies, factors), float(magnitude))
 
 
