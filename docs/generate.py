@@ -6,6 +6,7 @@ Run it with the project's Python (``.venv/bin/python docs/generate.py``) after c
 import sys
 from collections.abc import Iterator
 from importlib import import_module
+from inspect import getdoc
 from pathlib import Path
 
 import click
@@ -40,7 +41,7 @@ def routes() -> Iterator[str]:
     from tuili.server.app import ROUTES
 
     yield "# Routes\n"
-    rows = [f"| {' '.join(sorted(route.methods))} | `{route.path}` | {route.help} |" for route in ROUTES]
+    rows = [f"| {' '.join(r.methods)} | `{r.path}` | {(getdoc(r.handler) or '').splitlines()[0]} |" for r in ROUTES]
     yield "\n".join(["| method | path | what it does |", "|---|---|---|", *rows]) + "\n"
 
 

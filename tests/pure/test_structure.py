@@ -30,6 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "offline": BASE | {"engine", "library"},
     "dialects": BASE,
     "server": BASE | {"dialects", "engine", "text"},
+    "__main__": {"cli"},
     "cli": BASE
     | {
         "server",

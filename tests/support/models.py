@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from tuili.library.catalogue import load_catalogue
+from tuili.library.store import Manifest, Store, StoredFile
+
 FILES = {
     "smollm2:135m": "SmolLM2-135M-Instruct.Q4_1.gguf",
     "gemma3:270m": "gemma-3-270m-q4_k_m.gguf",
@@ -31,3 +34,25 @@ def path(name: str) -> Path:
     if found is None:
         pytest.skip(f"{name} is not in {directory()}: run `PYTHONPATH=src:tests python -m support.fetch {name}`")
     return found
+
+
+def store_with(home: Path, name: str) -> Path:
+    """``home`` made into a TUILI_HOME that holds one catalogue model, as after a pull; the blob is a link to the test file."""
+    file = path(name)
+    entry = next(entry for entry in load_catalogue().entries if entry.full_name == name)
+    store = Store(home)
+    store.blobs.mkdir(parents=True, exist_ok=True)
+    store.blob(entry.files[0].sha256).symlink_to(file)
+    store.add(
+        Manifest(
+            name=entry.name,
+            tag=entry.tag,
+            title=entry.title,
+            files=(StoredFile(file.name, entry.size, entry.files[0].sha256, "test cache"),),
+            licence_id=entry.licence.id,
+            licence_url=entry.licence.url,
+            context=entry.context,
+            pulled_at="2026-01-01T00:00:00Z",
+        )
+    )
+    return home

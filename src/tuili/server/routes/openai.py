@@ -47,11 +47,13 @@ class Call:
 
 
 async def list_models(request: Request) -> Response:
+    """The served model, with its context length."""
     service: Service = request.app.state.service
     return _json(models.model_list([_model(service, service.engine())]))
 
 
 async def retrieve_model(request: Request) -> Response:
+    """The served model by its name; 404 for any other."""
     service: Service = request.app.state.service
     loaded = service.engine()
     service.check_model(request.path_params["model"])
@@ -59,6 +61,7 @@ async def retrieve_model(request: Request) -> Response:
 
 
 async def create_chat_completion(request: Request) -> Response:
+    """Answer a conversation through the model's chat template; streamed on request."""
     body, call = await _begin(request, ChatCompletionBody, "chatcmpl")
     params = chat_params(body, call.loaded.resolved.max_model_len)
     prompt_ids = await _in_thread(lambda: _render(call.loaded, body))
@@ -68,6 +71,7 @@ async def create_chat_completion(request: Request) -> Response:
 
 
 async def create_completion(request: Request) -> Response:
+    """Continue text or token ids, without a template; streamed on request."""
     body, call = await _begin(request, CompletionBody, "cmpl")
     params = completion_params(body, call.loaded.resolved.max_model_len)
     given = prompts(body)

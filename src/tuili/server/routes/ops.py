@@ -36,6 +36,7 @@ async def metrics(request: Request) -> Response:
 
 
 async def version(request: Request) -> Response:
+    """The version of the server."""
     return _json({"version": __version__}, 200)
 
 

@@ -1,0 +1,5 @@
+"""``python -m tuili`` is the ``tuili`` program."""
+
+from tuili.cli.main import main
+
+main()
