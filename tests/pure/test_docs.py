@@ -1,4 +1,4 @@
-"""Documentation that cannot rot: the reference is what the code says, links lead somewhere, both READMEs show the same commands."""
+"""Documents that cannot rot: the reference is what the code says, links lead somewhere, both READMEs show the same."""
 
 import importlib.util
 import re
