@@ -21,7 +21,7 @@ START, END = BPE.control.ids["<|im_start|>"], BPE.control.ids["<|im_end|>"]
 
 
 @pytest.mark.parametrize("name", KINDS)
-@given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=60))
+@given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="▁"), max_size=60))
 def test_text_survives_a_round_trip(name: str, text: str) -> None:
     tokenizer = KINDS[name]
     assert tokenizer.decode(tokenizer.encode(text, add_bos=False, parse_control=False)) == text

@@ -15,13 +15,12 @@ def build(vocabulary: Vocabulary, cache_dir: Path | None) -> Tokenizer:
     rules = pre_tokenizer(vocabulary.pre)
     if not vocabulary.merges:
         raise NotSupported("the file has no tokenizer.ggml.merges, which a gpt2 tokenizer needs; convert the model again")
-    if bad := next((merge for merge in vocabulary.merges if merge.count(" ") != 1), None):
+    merges = [(left, right) for left, space, right in (merge.partition(" ") for merge in vocabulary.merges) if space]
+    if len(merges) != len(vocabulary.merges):
+        bad = next(merge for merge in vocabulary.merges if " " not in merge)
         raise ModelFileError(f"tokenizer.ggml.merges holds {bad!r}; a merge is two tokens with a space between")
-    merges = [(left, right) for left, _, right in (merge.partition(" ") for merge in vocabulary.merges)]
-    # Control tokens stay out of the model: nothing but the control-token search may produce them.
-    vocab = {token: i for i, token in enumerate(vocabulary.tokens) if i not in vocabulary.control}
     try:
-        model = models.BPE(vocab=vocab, merges=merges, ignore_merges=rules.ignore_merges)
+        model = models.BPE(vocab=vocabulary.text_ids(), merges=merges, ignore_merges=rules.ignore_merges)
     except Exception as error:  # the library raises a bare Exception
         raise ModelFileError(f"tokenizer.ggml.merges do not fit tokenizer.ggml.tokens: {error}") from error
     tokenizer = Tokenizer(model)

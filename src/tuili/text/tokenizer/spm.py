@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-import tempfile
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def build(vocabulary: Vocabulary, cache_dir: Path | None) -> Tokenizer:
         raise NotSupported("the file has no tokenizer.ggml.scores, which a llama tokenizer needs; convert the model again")
     tokens = vocabulary.tokens
     unknown = vocabulary.unknown_token_id
-    vocab = {token: i for i, token in enumerate(tokens) if i not in vocabulary.control or i == unknown}
+    vocab = vocabulary.text_ids() | ({tokens[unknown]: unknown} if unknown is not None else {})
     try:
         model = models.BPE(
             vocab=vocab,
@@ -122,9 +122,9 @@ def _write(path: Path, cuts: Cuts) -> None:
     body = cuts.astype("<i4").tobytes()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.stem, delete=False) as file:
-            file.write(hashlib.sha256(body).digest() + body)
-        os.replace(file.name, path)
+        unfinished = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
+        unfinished.write_bytes(hashlib.sha256(body).digest() + body)
+        os.replace(unfinished, path)
     except OSError:
         return
 

@@ -13,7 +13,7 @@ import numpy as np
 from tuili.errors import ModelFileError, NotSupported
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
-TOKEN_TYPES = range(0, 7)
+TOKEN_TYPES = [0, NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE]
 
 #: Markers of a turn: control tokens whatever type the file gives them, or a user could type one.
 TURN_MARKERS = frozenset(
@@ -83,7 +83,7 @@ END_MARKERS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Tokens and their types, indexed by id. ``scores`` and ``merges`` are empty where the kind has none.
+    """Tokens and their types, indexed by id, and the ids of tokens. ``scores`` and ``merges`` are empty where the kind has none.
 
     ``kind``: tokenizer.ggml.model ("gpt2", "llama", "bert"). ``pre``: tokenizer.ggml.pre, None when the file has none.
     """
@@ -91,6 +91,7 @@ class Vocabulary:
     kind: str
     pre: str | None
     tokens: Sequence[str]
+    ids: Mapping[str, int]
     types: Sequence[int]
     scores: Sequence[float]
     merges: Sequence[str]
@@ -100,6 +101,14 @@ class Vocabulary:
     unknown_token_id: int | None
     add_space_prefix: bool
     architecture: str
+
+    def text_ids(self) -> dict[str, int]:
+        """Ids of the tokens that text may become: control tokens stay out of the model, so that nothing but the search for
+        control tokens can produce them."""
+        ids = dict(self.ids)
+        for i in self.control:
+            ids.pop(self.tokens[i], None)
+        return ids
 
     def digest(self) -> str:
         """sha256 (hex) of tokens, types and scores."""
@@ -126,20 +135,25 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
             raise ModelFileError(
                 f"tokenizer.ggml.{name} has {len(values)} entries for {len(tokens)} tokens; the file is damaged, fetch it again"
             )
-    if (worst := max(types)) not in TOKEN_TYPES or min(types) < 0:
-        raise ModelFileError(f"tokenizer.ggml.token_type holds {worst}; known types are 0 to 6")
-    control = frozenset(i for i, t in enumerate(types) if t == CONTROL or tokens[i] in TURN_MARKERS)
+    kinds = np.asarray(types, np.int64)
+    if not np.isin(kinds, TOKEN_TYPES).all():
+        raise ModelFileError(f"tokenizer.ggml.token_type holds {max(types)}; known types are 0 to 6")
+    ids = {token: i for i, token in enumerate(tokens)}
+    markers = {ids[token] for token in TURN_MARKERS if token in ids}
+    control = frozenset(i for i in markers.union(np.flatnonzero(kinds == CONTROL).tolist()) if tokens[i])
+    user_defined: list[int] = np.flatnonzero(kinds == USER_DEFINED).tolist()
     space_prefix = metadata.get("tokenizer.ggml.add_space_prefix")
     return Vocabulary(
         kind=kind,
         pre=_text(metadata, "tokenizer.ggml.pre"),
         tokens=tokens,
+        ids=ids,
         types=types,
         scores=scores,
         merges=_list(metadata, "tokenizer.ggml.merges", str),
-        control=frozenset(i for i in control if tokens[i]),
-        user_defined=tuple(i for i, t in enumerate(types) if t == USER_DEFINED and i not in control and tokens[i]),
-        unused=frozenset(i for i, t in enumerate(types) if t == UNUSED),
+        control=control,
+        user_defined=tuple(i for i in user_defined if i not in control and tokens[i]),
+        unused=frozenset(np.flatnonzero(kinds == UNUSED).tolist()),
         unknown_token_id=token_id(metadata, "unknown", len(tokens)),
         add_space_prefix=kind != "gpt2" and (space_prefix is None or bool(space_prefix)),
         architecture=_text(metadata, "general.architecture") or "",
@@ -181,6 +195,6 @@ def _list(metadata: Mapping[str, Any], key: str, *types: type) -> list[Any]:
     value = metadata.get(key)
     if value is None:
         return []
-    if not isinstance(value, list) or not all(map(types.__contains__, map(type, cast(list[Any], value)))):
+    if not isinstance(value, list) or not set(map(type, cast(list[Any], value))) <= set(types):
         raise ModelFileError(f"{key} has to be a list of {types[0].__name__}; the file is damaged, fetch it again")
     return cast(list[Any], value)

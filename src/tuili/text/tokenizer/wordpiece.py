@@ -17,7 +17,7 @@ def build(vocabulary: Vocabulary, cache_dir: Path | None) -> Tokenizer:
         raise NotSupported(
             "the file has no tokenizer.ggml.unknown_token_id, which a bert tokenizer needs; convert the model again"
         )
-    vocab = {_piece(token): i for i, token in enumerate(tokens) if i not in vocabulary.control}
+    vocab = {_piece(token): i for token, i in vocabulary.text_ids().items()}
     vocab[tokens[unknown]] = unknown
     tokenizer = Tokenizer(models.WordPiece(vocab=vocab, unk_token=tokens[unknown], max_input_chars_per_word=100))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
