@@ -1,4 +1,4 @@
-"""Which backend runs a model, and why."""
+"""Which backend runs a model, and why. Backends are imported when chosen, not before."""
 
 from tuili.backends.base import Backend
 from tuili.config.options import BackendName, IsaName
@@ -7,8 +7,11 @@ from tuili.errors import ConfigError
 KNOWN: tuple[BackendName, ...] = ("auto", "cpu", "reference", "fake")
 
 
-def select_backend(name: BackendName, *, isa: IsaName | None, threads: int) -> tuple[Backend, str]:
-    """The backend, and why, in words. Raises ConfigError for an unknown name, BackendError when it cannot run here."""
+def select_backend(name: BackendName, *, isa: IsaName | None = None, threads: int | None = None) -> tuple[Backend, str]:
+    """The backend, and why, in words. ``isa`` and ``threads`` matter to the CPU backend only; None: the best, all usable CPUs.
+
+    Raises ConfigError for an unknown name, BackendError when it cannot run here.
+    """
     if name == "reference":
         from tuili.backends.reference.executor import ReferenceBackend
 

@@ -1,0 +1,191 @@
+"""The native CPU backend: packs weights once, then runs a step in one native call without the GIL."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tuili.backends.base import F32, I32, Limits, SamplingBatch, StepInput, StepResult
+from tuili.backends.cpu.emit import ACTIVATIONS, SCORINGS, Bound, emit
+from tuili.backends.cpu.lower import PHASE_OPS, ROW_OPS, Lowered, lower
+from tuili.backends.cpu.native import ISA_NAMES, extension, isa_level, usable_cpus
+from tuili.backends.cpu.packing import matrix_names, pack_weights
+from tuili.config.options import IsaName
+from tuili.errors import BackendError, ConfigError, NotSupported
+from tuili.program.program import BLOCK_SIZE, Instr, Program
+from tuili.quant.registry import format_of
+from tuili.weights.source import Weight
+
+if TYPE_CHECKING:
+    from tuili.backends.cpu.native import Executor
+
+MAX_HEAD_DIM = 512
+
+#: Output rows that are computed and sampled together: bounds the memory of the logits.
+MAX_OUTPUTS_AT_ONCE = 64
+
+_MEBIBYTE = 1024 * 1024
+
+
+class CpuBackend:
+    """Makes native executables. ``isa``: the level to use, None for this CPU's best; ``threads``: None for all usable CPUs.
+
+    Raises BackendError without the compiled extension, or for a level that this CPU lacks.
+    """
+
+    def __init__(self, isa: IsaName | None = None, threads: int | None = None) -> None:
+        if threads is not None and not 1 <= threads <= 1024:
+            raise ConfigError(f"threads is {threads}; it has to be from 1 to 1024")
+        self.name = "cpu"
+        self._isa = isa_level(isa)
+        self.threads = threads or usable_cpus()
+
+    @property
+    def isa(self) -> IsaName:
+        return ISA_NAMES[self._isa]
+
+    def missing(self, program: Program, formats: Mapping[str, str]) -> list[str]:
+        problems = [problem for instr in program.instrs for problem in _problems(instr)]
+        for name in sorted(matrix_names(program)):
+            try:
+                fmt = format_of(formats[name])
+            except NotSupported as error:
+                problems.append(str(error))
+                continue
+            cols = program.weights[name].shape[-1]
+            if not extension().supports(self._isa, fmt.ggml_type, cols):
+                problems.append(f"no {self.isa} kernel for {fmt.name} matrices of {cols} columns")
+        return list(dict.fromkeys(problems))
+
+    def kv_bytes_per_block(self, program: Program) -> tuple[int, ...]:
+        return _kv_bytes_per_block(program)
+
+    def load(self, program: Program, weights: Mapping[str, Weight], limits: Limits) -> "CpuExecutable":
+        formats = {name: weights[name].format for name in program.weights}
+        problems = self.missing(program, formats)
+        if problems:
+            raise BackendError(f"the native CPU backend cannot run {program.name}: {'; '.join(problems)}")
+        executor = extension().Executor(self._isa, self.threads)
+        lowered = lower(program, lambda name: extension().reads_acts(self._isa, format_of(formats[name]).ggml_type))
+        packed = pack_weights(executor, program, weights, formats)
+        values, states = _add_values(executor, lowered), _add_states(executor, program, limits)
+        bound = Bound(executor, packed.matrices, packed.vectors, values, states, {})
+        outputs = min(MAX_OUTPUTS_AT_ONCE, limits.max_num_batched_tokens)
+        try:
+            emit(program, lowered, bound, max_tokens=limits.max_num_batched_tokens, max_outputs_at_once=outputs)
+        except MemoryError as error:
+            raise BackendError(
+                "not enough memory for the KV cache and the buffers of a step;"
+                " lower kv_cache_memory_bytes or max_num_batched_tokens"
+            ) from error
+        return CpuExecutable(executor, program, self._describe(executor, program, limits, packed.num_bytes))
+
+    def _describe(self, executor: "Executor", program: Program, limits: Limits, weight_bytes: int) -> dict[str, str]:
+        per_block = _kv_bytes_per_block(program)
+        kv_bytes = sum(count * size for count, size in zip(limits.num_blocks, per_block, strict=True))
+        return {
+            "backend": self.name,
+            "isa": self.isa,
+            "kernels": "integer matrix products on packed weights, f16 KV",
+            "threads": str(self.threads),
+            "weights": f"{weight_bytes / _MEBIBYTE:.0f} MiB packed",
+            "kv cache": f"at most {kv_bytes / _MEBIBYTE:.0f} MiB",
+            "step buffers": f"at most {executor.arena_bytes() / _MEBIBYTE:.0f} MiB",
+        }
+
+
+class CpuExecutable:
+    """A program in native memory. ``launch`` runs the whole step and its sampling; other Python threads go on meanwhile."""
+
+    def __init__(self, executor: "Executor", program: Program, description: Mapping[str, str]) -> None:
+        self._native: Executor | None = executor
+        self._width = program.output.width
+        self._block_bytes = _kv_bytes_per_block(program)
+        self._description = description
+
+    @property
+    def description(self) -> Mapping[str, str]:
+        return self._description
+
+    @property
+    def _executor(self) -> "Executor":
+        if self._native is None:
+            raise BackendError("the executable is closed")
+        return self._native
+
+    def launch(self, step: StepInput, sampling: SamplingBatch) -> StepResult:
+        rows = len(step.logit_rows)
+        widest = max(0, int(sampling.num_logprobs.max(initial=0)))
+        result = StepResult(
+            token_ids=np.empty(rows, np.int32),
+            logprobs=np.empty(rows, np.float32),
+            top_ids=np.empty((rows, widest), np.int32),
+            top_logprobs=np.empty((rows, widest), np.float32),
+        )
+        self._executor.sample(step, sampling, result.token_ids, result.logprobs, result.top_ids, result.top_logprobs)
+        return result
+
+    def collect(self, handle: Any) -> StepResult:
+        assert isinstance(handle, StepResult)
+        return handle
+
+    def run(self, step: StepInput) -> F32:
+        out = np.empty((len(step.logit_rows), self._width), np.float32)
+        self._executor.run(step, out)
+        return out
+
+    def read_blocks(self, group: int, blocks: I32) -> npt.NDArray[np.uint8]:
+        out = np.empty((len(blocks), self._block_bytes[group]), np.uint8)
+        self._executor.read_blocks(group, blocks, out)
+        return out
+
+    def write_blocks(self, group: int, blocks: I32, data: npt.NDArray[np.uint8]) -> None:
+        if data.shape != (len(blocks), self._block_bytes[group]):
+            raise BackendError(f"block data is {data.shape}; {len(blocks)} blocks take {self._block_bytes[group]} bytes each")
+        self._executor.write_blocks(group, blocks, np.ascontiguousarray(data))
+
+    def close(self) -> None:
+        """Free the native memory and stop the threads."""
+        self._native = None
+
+
+def _kv_bytes_per_block(program: Program) -> tuple[int, ...]:
+    return tuple(len(g.states) * 2 * BLOCK_SIZE * g.num_kv_heads * g.head_dim * 2 for g in program.state_groups())
+
+
+def _problems(instr: Instr) -> list[str]:
+    """What of an instruction has no native kernel, in words."""
+    if instr.op not in ROW_OPS | PHASE_OPS:
+        return [f"op {instr.op} has no native kernel"]
+    problems: list[str] = []
+    if instr.op == "attention":
+        head_dim = instr.attrs["head_dim"]
+        assert isinstance(head_dim, int)
+        if head_dim % 16 or head_dim > MAX_HEAD_DIM:
+            problems.append(
+                f"attention needs a head_dim that is a multiple of 16, at most {MAX_HEAD_DIM}; this model's is {head_dim}"
+            )
+        if instr.state is None:
+            problems.append("attention without a KV state has no native kernel")
+    if instr.op in ("act_mul", "gate_up_act") and instr.attrs["act"] not in ACTIVATIONS:
+        problems.append(f"activation {instr.attrs['act']} has no native kernel; there are {', '.join(ACTIVATIONS)}")
+    if instr.op == "moe_route" and instr.attrs["scoring"] not in SCORINGS:
+        problems.append(f"expert scoring {instr.attrs['scoring']} has no native kernel; there are {', '.join(SCORINGS)}")
+    return problems
+
+
+def _add_values(executor: "Executor", lowered: Lowered) -> dict[int, int]:
+    ids: dict[int, int] = {}
+    for value in lowered.values:
+        offset = lowered.buffers.slots[value.id].offset
+        ids[value.id] = executor.add_value(value.rows.symbol == "R", value.rows.multiple, value.width, offset)
+    return ids
+
+
+def _add_states(executor: "Executor", program: Program, limits: Limits) -> dict[str, tuple[int, int]]:
+    states: dict[str, tuple[int, int]] = {}
+    for group, num_blocks in zip(program.state_groups(), limits.num_blocks, strict=True):
+        index = executor.add_state_group(len(group.states), group.num_kv_heads, group.head_dim, num_blocks)
+        states.update({name: (index, layer) for layer, name in enumerate(group.states)})
+    return states

@@ -1,0 +1,57 @@
+"""The one door to the compiled extension: is it there, does it belong to this package, what can this CPU do."""
+
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
+
+from tuili.config.options import IsaName
+from tuili.errors import BackendError
+
+if TYPE_CHECKING:
+    from tuili._native import Executor as Executor
+
+ISA_NAMES: tuple[IsaName, ...] = ("generic", "avx2", "avx512")
+
+_REBUILD = "build it with `pip install .` (in a clone: `make setup`), or use the slow --backend reference"
+
+
+def extension():
+    """The extension module; raises BackendError, saying how to build it, when it is missing or of another version."""
+    try:
+        from tuili import _native
+    except ImportError as error:
+        raise BackendError(f"the native CPU backend cannot be loaded ({error}); {_REBUILD}") from error
+    _check_version(_native.__version__)
+    return _native
+
+
+@cache
+def _check_version(built: str) -> None:
+    try:
+        expected = version("tuili")
+    except PackageNotFoundError:
+        return  # running from a source tree
+    if built not in ("", expected):
+        raise BackendError(f"the native CPU backend was built for tuili {built}, but this is tuili {expected}; {_REBUILD}")
+
+
+def best_isa() -> IsaName:
+    """The best level of this CPU."""
+    return ISA_NAMES[extension().best_isa()]
+
+
+def usable_cpus() -> int:
+    """CPUs of this process's affinity mask, within its cgroup's quota."""
+    return extension().usable_cpus()
+
+
+def isa_level(name: IsaName | None) -> int:
+    """The number of a level, of the best one for None; raises BackendError for one that this CPU lacks."""
+    best = extension().best_isa()
+    if name is None:
+        return best
+    level = ISA_NAMES.index(name)
+    if level > best:
+        possible = ", ".join(ISA_NAMES[: best + 1])
+        raise BackendError(f"isa {name} was asked for, but this CPU can run {possible}; leave it out to take the best")
+    return level
