@@ -23,9 +23,7 @@ from typing import Any
 import machine
 from material import NAMES, model_path, random_ids, tokenizer_of
 from peers.llama_cpp import LlamaCpp, Peer, find_or_build
-from tuili import __version__
-from tuili.engine.llm import LLM
-from tuili.types import SamplingParams
+from tuili import LLM, SamplingParams, __version__
 
 PROMPT, GENERATE = 512, 128
 CONTEXT = 1024
