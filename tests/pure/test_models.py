@@ -137,6 +137,7 @@ def test_a_file_without_architecture_is_no_model() -> None:
         ("llama.rope.scaling.type", "dynamic", NotSupported, "rope scaling not supported yet: dynamic; supported: default"),
         ("llama.rope.scaling.attn_factor", 1.2, NotSupported, "attn_factor without"),
         ("llama.rope.scaling.yarn_log_multiplier", 0.1, NotSupported, "yarn_log_multiplier"),
+        ("llama.rope.scaling.yarn_ext_factor", 0.5, NotSupported, "yarn_ext_factor"),
         ("llama.block_count", 3, ModelFileError, "block_count is 3, but the file has tensors of 2 blocks only"),
         ("llama.feed_forward_length", 128, ModelFileError, r"ffn_gate.weight gives \[96, 64\].* needs \[128, 64\]"),
     ],
@@ -161,6 +162,13 @@ def test_metadata_becomes_a_configuration() -> None:
     cfg = gguf_config(llama_source(**{"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}))
     assert cfg["model_type"] == "llama" and cfg["vocab_size"] == 100 and cfg["tie_word_embeddings"]
     assert cfg["rope_parameters"] == {"rope_type": "linear", "rope_theta": 10000.0, "partial_rotary_factor": 1.0, "factor": 4.0}
+    yarn = {"type": "yarn", "factor": 4.0, "original_context_length": 64, "yarn_attn_factor": 1.5, "yarn_beta_slow": 2.0}
+    cfg = gguf_config(llama_source(**{f"llama.rope.scaling.{key}": value for key, value in yarn.items()}))
+    assert cfg["rope_parameters"]["attention_factor"] == 1.5 and cfg["rope_parameters"]["beta_slow"] == 2.0
+    assert rope_spec(cfg, 16).magnitude == 1.5
+    pattern = gguf_config(with_key("llama.attention.sliding_window_pattern", [True, False]))
+    assert pattern["layer_types"] == ["sliding_attention", "full_attention"]
+    assert gguf_config(with_key("llama.attention.sliding_window_pattern", 6))["sliding_window_pattern"] == 6
     partial = gguf_config(with_key("llama.rope.dimension_count", 12))
     assert partial["rope_parameters"]["partial_rotary_factor"] == 0.75
 

@@ -27,7 +27,14 @@ _KEYS = {
     "num_experts_per_tok": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
     "rope_local_base_freq": "rope.freq_base_swa",
-    "sliding_window_pattern": "attention.sliding_window_pattern",
+}
+
+_SCALING_KEYS = {
+    "factor": "factor",
+    "original_max_position_embeddings": "original_context_length",
+    "attention_factor": "yarn_attn_factor",
+    "beta_fast": "yarn_beta_fast",
+    "beta_slow": "yarn_beta_slow",
 }
 
 
@@ -49,6 +56,11 @@ def gguf_config(source: WeightSource) -> dict[str, Any]:
         value = get(f"{arch}.{suffix}")
         if value is not None:
             cfg[key] = _number(_same_in_all_layers(value, f"{arch}.{suffix}"), f"{arch}.{suffix}")
+    pattern = get(f"{arch}.attention.sliding_window_pattern")
+    if isinstance(pattern, list):  # one entry a layer: whether it has a window
+        cfg["layer_types"] = ["sliding_attention" if windowed else "full_attention" for windowed in pattern]
+    elif pattern is not None:
+        cfg["sliding_window_pattern"] = _number(pattern, f"{arch}.attention.sliding_window_pattern")
     value_length = get(f"{arch}.attention.value_length")
     if value_length not in (None, cfg.get("head_dim")):
         raise NotSupported(
@@ -94,7 +106,7 @@ def _rope_parameters(source: WeightSource, arch: str, cfg: dict[str, Any], names
         parameters["partial_rotary_factor"] = _number(dimensions, f"{arch}.rope.dimension_count") / head_dim
     kind = get(f"{arch}.rope.scaling.type", "none")
     parameters["rope_type"] = "default" if kind == "none" else kind
-    for key, suffix in (("factor", "factor"), ("original_max_position_embeddings", "original_context_length")):
+    for key, suffix in _SCALING_KEYS.items():
         value = get(f"{arch}.rope.scaling.{suffix}")
         if value is not None:
             parameters[key] = _number(value, f"{arch}.rope.scaling.{suffix}")
@@ -107,8 +119,9 @@ def _rope_parameters(source: WeightSource, arch: str, cfg: dict[str, Any], names
         parameters |= {"rope_type": "longrope", "long_factor": long, "short_factor": short, "attention_factor": magnitude}
     elif get(f"{arch}.rope.scaling.attn_factor", 1.0) != 1.0:
         raise NotSupported(f"{arch}.rope.scaling.attn_factor without rope_factors tensors: not supported yet")
-    if get(f"{arch}.rope.scaling.yarn_log_multiplier", 0.0) != 0.0:
-        raise NotSupported(f"{arch}.rope.scaling.yarn_log_multiplier: not supported yet")
+    for suffix, plain in (("yarn_log_multiplier", 0.0), ("yarn_ext_factor", 1.0)):
+        if get(f"{arch}.rope.scaling.{suffix}", plain) != plain:
+            raise NotSupported(f"{arch}.rope.scaling.{suffix}: not supported yet")
     return parameters
 
 
