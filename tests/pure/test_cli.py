@@ -73,7 +73,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["pull", "../../etc/passwd"], 1, "'../../etc/passwd' is not a model name"),
         (["pull", "gemma3"], 1, "https://ai.google.dev/gemma/terms"),
         (["show", "nosuch"], 1, "no model is called 'nosuch'"),
-        (["show", "a/b"], 1, "is not a model name"),
+        (["show", "a/b"], 1, "`tuili inspect a/b` looks into a file"),
         (["rm", "smollm2"], 1, "smollm2 is not here: no model is"),
         (["completion", "csh"], 2, "'bash', 'zsh', 'fish'"),
         (["run", "nosuch", "hi"], 1, "no model is called 'nosuch'"),
@@ -194,3 +194,17 @@ def test_an_interrupted_command_ends_with_130(monkeypatch: pytest.MonkeyPatch, c
     monkeypatch.setattr("tuili.cli.list.open_store", interrupted)
     assert run(["list"]) == 130
     assert capsys.readouterr().err.strip() == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"), [(["run", "smo"], "smollm2:135m"), (["pull", "gemma3:270m", "q"], "qwen2.5-coder:1.5b")]
+)
+def test_a_shell_completes_names_of_models(
+    words: list[str], expected: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("_TUILI_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", " ".join(["tuili", *words]))
+    monkeypatch.setenv("COMP_CWORD", str(len(words)))
+    with pytest.raises(SystemExit):
+        run([])
+    assert f"plain,{expected}" in capsys.readouterr().out

@@ -4,11 +4,11 @@ import click
 
 from tuili.cli.console import size_text
 from tuili.cli.models import fetch_if_absent, find
-from tuili.cli.options import accept_licence_option, quiet_option
+from tuili.cli.options import accept_licence_option, model_argument, quiet_option
 
 
 @click.command("inspect")
-@click.argument("model")
+@model_argument()
 @accept_licence_option
 @quiet_option
 def command(model: str, accept_licence: bool, quiet: bool) -> None:

@@ -13,6 +13,11 @@ def open_store() -> Store:
     return Store(home_dir())
 
 
+def known_names() -> list[str]:
+    """Every model that can be named: those of the catalogue and those that are here."""
+    return sorted({e.full_name for e in load_catalogue().entries} | {m.full_name for m in open_store().models()})
+
+
 def find(reference: str, *, accept_licence: bool) -> ResolvedModel | NotHereYet:
     """The model that ``reference`` means. Raises TuiliError: unknown, damaged, or terms that are still to be accepted."""
     found = resolve(reference, open_store(), load_catalogue())

@@ -4,11 +4,26 @@ from collections.abc import Callable
 from typing import Any, TypeVar, get_args
 
 import click
+from click.shell_completion import CompletionItem
 
 from tuili.config.options import BackendName, EngineOptions, IsaName
 from tuili.config.sources import Settings
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def model_argument(name: str = "model", *, several: bool = False, paths: bool = True) -> Callable[[Function], Function]:
+    """The MODEL of a command; a shell completes names of the library, and paths where the command takes them."""
+
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from tuili.cli.models import known_names
+
+        names = [CompletionItem(known) for known in known_names() if known.startswith(incomplete)]
+        return names or ([CompletionItem(incomplete, type="file")] if paths else [])
+
+    metavar = "MODEL..." if several else "MODEL"
+    return click.argument(name, nargs=-1 if several else 1, required=True, metavar=metavar, shell_complete=complete)
+
 
 accept_licence_option = click.option(
     "--accept-licence", "--accept-license", "accept_licence", is_flag=True, help="Accept the model's terms, where it has some."

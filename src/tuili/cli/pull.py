@@ -6,13 +6,13 @@ import click
 
 from tuili.cli.console import note, show_json, size_text
 from tuili.cli.models import fetch
-from tuili.cli.options import accept_licence_option, json_option, quiet_option
+from tuili.cli.options import accept_licence_option, json_option, model_argument, quiet_option
 from tuili.library.catalogue import load_catalogue
 from tuili.library.names import parse_name
 
 
 @click.command("pull")
-@click.argument("names", nargs=-1, required=True, metavar="MODEL...")
+@model_argument("names", several=True, paths=False)
 @accept_licence_option
 @quiet_option
 @json_option

@@ -4,7 +4,7 @@ import click
 
 from tuili.cli.console import size_text
 from tuili.cli.models import open_store
-from tuili.cli.options import quiet_option
+from tuili.cli.options import model_argument, quiet_option
 from tuili.errors import ModelNotFound
 from tuili.library.catalogue import load_catalogue, not_found
 from tuili.library.names import ModelName, parse_name
@@ -12,7 +12,7 @@ from tuili.library.store import Store
 
 
 @click.command("rm")
-@click.argument("names", nargs=-1, required=True, metavar="MODEL...")
+@model_argument("names", several=True, paths=False)
 @quiet_option
 def command(names: tuple[str, ...], quiet: bool) -> None:
     """Remove models. A file that two models share stays until the second one goes."""

@@ -8,7 +8,7 @@ import click
 
 from tuili.cli.console import note
 from tuili.cli.models import fetch_if_absent, find
-from tuili.cli.options import accept_licence_option, engine_options, quiet_option, read_engine_options
+from tuili.cli.options import accept_licence_option, engine_options, model_argument, quiet_option, read_engine_options
 from tuili.config.sources import home_dir, read_settings
 from tuili.errors import InvalidRequest
 from tuili.library.resolve import ResolvedModel
@@ -16,7 +16,7 @@ from tuili.types import SamplingParams
 
 
 @click.command("run")
-@click.argument("model")
+@model_argument()
 @click.argument("prompt", required=False)
 @click.option("--system", "-s", metavar="TEXT", help="System prompt: how the model should behave.")
 @click.option(

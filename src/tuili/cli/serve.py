@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tuili.cli.models import fetch_if_absent, find
-from tuili.cli.options import accept_licence_option, concurrency_options, engine_options, read_engine_options
+from tuili.cli.options import accept_licence_option, concurrency_options, engine_options, model_argument, read_engine_options
 from tuili.config.options import EngineOptions, ServerOptions
 from tuili.config.sources import Settings, read_settings
 from tuili.library.resolve import NotHereYet, ResolvedModel
@@ -17,7 +17,7 @@ DEFAULTS = ServerOptions()
 
 
 @click.command("serve")
-@click.argument("model")
+@model_argument()
 @click.option("--host", metavar="HOST", help=f"Address to listen on. Default: {DEFAULTS.host}. Others need --api-key.")
 @click.option("--port", "-p", type=int, metavar="PORT", help=f"Default: {DEFAULTS.port}; 0 takes a free one.")
 @click.option("--api-key", multiple=True, metavar="KEY", help="A key that opens /v1; may be given several times.")

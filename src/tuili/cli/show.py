@@ -1,31 +1,34 @@
 """``tuili show``: what is known of one model."""
 
 from dataclasses import asdict
+from pathlib import Path
 
 import click
 
 from tuili.cli.console import show_facts, show_json, size_text
-from tuili.cli.models import open_store
-from tuili.cli.options import json_option
-from tuili.errors import ModelFileError
+from tuili.cli.models import known_names, open_store
+from tuili.cli.options import json_option, model_argument
+from tuili.errors import InvalidRequest, ModelFileError
 from tuili.library.catalogue import CatalogueEntry, load_catalogue, not_found
 from tuili.library.licence import describe
-from tuili.library.names import parse_name
+from tuili.library.names import parse_reference
 from tuili.library.store import Manifest, Store
 
 
 @click.command("show")
-@click.argument("name", metavar="MODEL")
+@model_argument("name")
 @click.option("--verify", is_flag=True, help="Read every byte, and compare with the sha256.")
 @json_option
 def command(name: str, verify: bool, as_json: bool) -> None:
     """Say what is known of a model: its files, where they came from, its licence."""
-    store, catalogue, asked = open_store(), load_catalogue(), parse_name(name)
+    asked = parse_reference(name)
+    if isinstance(asked, Path):
+        raise InvalidRequest(f"`tuili show` tells of models by name; `tuili inspect {name}` looks into a file")
+    store, catalogue = open_store(), load_catalogue()
     entry = catalogue.find(asked)
     manifest = store.find(asked, entry.tag if entry else None)
     if manifest is None and entry is None:
-        known = {known.full_name for known in catalogue.entries} | {here.full_name for here in store.models()}
-        raise not_found(asked, sorted(known))
+        raise not_found(asked, known_names())
     problems = store.problems(manifest, read_all=verify) if manifest else []
     if as_json:
         facts = asdict(manifest) if manifest else {"name": entry.name, "tag": entry.tag} if entry else {}
