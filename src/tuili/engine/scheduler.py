@@ -31,7 +31,7 @@ class SchedulerLimits:
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
-    max_prompt_rows: int = 32
+    max_prompt_rows: int = 128
 
 
 class Scheduler:
