@@ -36,7 +36,7 @@ def assert_same(got: list[GenerationResult], expected: list[GenerationResult]) -
 
 # Tiny models of every architecture.
 
-TINY = workload(12, 260, 70, 10)
+TINY = workload(12, 260, 70, 30)
 
 
 def tiny(architecture: str, isa: IsaName, threads: int = 2, **options: int) -> LoadedEngine:
@@ -97,7 +97,7 @@ def expected_of(isa: IsaName, alone: dict[str, list[GenerationResult]]) -> list[
     return alone[isa]
 
 
-@pytest.mark.parametrize("isa", levels())
+@pytest.mark.parametrize("isa", list(levels()))
 @pytest.mark.parametrize(("threads", "chunk"), [(2, 512), (2, 64), (1, 16)])
 def test_batches_chunks_and_threads(
     isa: IsaName, threads: int, chunk: int, alone: dict[str, list[GenerationResult]]
@@ -108,7 +108,7 @@ def test_batches_chunks_and_threads(
     loaded.close()
 
 
-@pytest.mark.parametrize("isa", levels())
+@pytest.mark.parametrize("isa", list(levels()))
 def test_a_tiny_kv_budget_changes_nothing(isa: IsaName, alone: dict[str, list[GenerationResult]]) -> None:
     """D-SCHED-2: preempted and computed again, on real weights."""
     expected = expected_of(isa, alone)

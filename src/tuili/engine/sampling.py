@@ -137,8 +137,9 @@ class SamplingSlots:
         """The SamplingBatch of one step. ``sequences``: whose output row it is, row by row. ``targets``: -1 to sample, else the
         prompt token whose log-probability the row reports; None: every row samples."""
         slots = np.array([sequence.slot for sequence in sequences], np.intp)
-        floats = self._floats[:, slots]
-        ints = self._ints[:, slots]
+        # np.take and not indexing, which would leave rows that are not contiguous.
+        floats = np.take(self._floats, slots, axis=1)
+        ints = np.take(self._ints, slots, axis=1)
         num_logprobs, target = ints[1], self._no_targets[: len(sequences)]
         if targets is not None:
             target = np.array(targets, np.int32)
