@@ -158,6 +158,7 @@ def test_helpers_that_templates_use_exist() -> None:
     prompt = text_of(source, messages)
     assert prompt.startswith(datetime.date.today().isoformat() + ' [\n  {\n    "role": "user",\n    "content": "é"')
     assert prompt.endswith("]a1/5bskip3/5=2")
+    assert text_of("{{ '%s of %03d' % ('1', 7) }} {{ '{:>3}|{a}'.format(5, a=messages[0].content) }}", USER) == "1 of 007   5|hi"
 
 
 @pytest.mark.parametrize(
@@ -213,6 +214,11 @@ HUGE = [
     "{{ 'x'.center(10**10) }}",
     "{{ 'x' | center(10**10) }}",
     "{{ '%9999999999d' % 1 }}",
+    "{{ '%.9999999999d' % 1 }}",
+    "{{ '{:9999999999}'.format(1) }}",
+    "{{ '{:{}}'.format(1, 9999999999) }}",
+    "{{ '{0.x:>9999999999}'.format(1) }}",
+    "{{ ('{0}' * 100000).format('a' * 100000) }}",
     "{{ '%*d' | format(9999999999, 1) }}",
     "{{ ('a' * 100000).replace('a', 'b' * 100000) }}",
     "{{ ('a' * 100000) | replace('a', 'b' * 100000) }}",

@@ -9,9 +9,11 @@ renders it.
 """
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from datetime import datetime
+from string import Formatter
 from types import BuiltinMethodType, MethodType
 from typing import Any
 
@@ -162,14 +164,18 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
         __self._check_callable(__obj)
         owner = getattr(__obj, "__self__", None)
         meter.charge_for(owner, *args, *kwargs.values())
-        if isinstance(owner, str):
+        if isinstance(__obj, _Format):
+            __obj.guard(meter, *args, *kwargs.values())
+        elif isinstance(owner, str):
             _guard_method(meter, owner, __obj.__name__, args)
         result = super().call(__context, __obj, *args, **kwargs)
         meter.charge_for(result)
         return result
 
     def _check_callable(self, function: Any) -> None:
-        if isinstance(function, Macro | Undefined) or (getattr(function, "__hash__", None) and function in self._callables):
+        if isinstance(function, Macro | Undefined | _Format) or (
+            getattr(function, "__hash__", None) and function in self._callables
+        ):
             return
         if isinstance(function, BuiltinMethodType):
             allowed = METHODS.get(type(function.__self__), frozenset())
@@ -185,9 +191,26 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
     def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
         raise SecurityError(f"access to attribute {attribute!r} of {type(obj).__name__!r}")
 
-    def wrap_str_format(self, value: Any) -> None:
-        """No exception for str.format: it is not among the methods that may be called."""
-        return None
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        safe = super().wrap_str_format(value)
+        return None if safe is None else _Format(value.__self__, safe)
+
+
+class _Format:
+    """``str.format`` of a template's text: Jinja's safe one, which does not limit the length of the result."""
+
+    def __init__(self, text: str, safe: Callable[..., str]) -> None:
+        self._text, self._safe = text, safe
+        self.__name__ = "format"
+
+    def guard(self, meter: Meter, *values: Any) -> None:
+        fields = [spec or "" for _, name, spec, _ in Formatter().parse(self._text) if name is not None]
+        if any("{" in spec or re.search(r"\d{4}", spec) for spec in fields):
+            raise TooMuchWork("it formats text to a great width")
+        meter.charge(len(self._text) + len(fields) * (1000 + sum(map(meter.weigh, values))))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> str:
+        return self._safe(*args, **kwargs)
 
 
 class GenerationBlock(Extension):
@@ -378,7 +401,7 @@ def _guard_format(meter: Meter, text: str, *args: Any, **kwargs: Any) -> None:
     """printf-style formats: a width or precision could ask for any length."""
     for spec in text.split("%")[1:]:
         head = spec.lstrip("#0- +")
-        if head.startswith(("*", ".*")) or len(head) - len(head.lstrip("0123456789.")) > 3:
+        if head.startswith(("*", ".*")) or re.match(r"\d*\.?\d*\*|\d{4}|\d*\.\d{4}", head):
             raise TooMuchWork("it formats text to a great width")
 
 
