@@ -22,12 +22,16 @@ int64_t sum_chunks(ThreadPool& pool, int64_t num_chunks) {
 
 void bind_kernels(nb::module_& m) {
     using namespace nb::literals;
-    m.def("supports", [](int isa, int format, int64_t cols) {
-        return kernels_of(static_cast<Isa>(isa)).linear.supports(static_cast<Format>(format), cols);
-    }, "isa"_a, "format"_a, "cols"_a);
-    m.def("reads_acts", [](int isa, int format) {
-        return kernels_of(static_cast<Isa>(isa)).linear.reads_acts(static_cast<Format>(format));
-    }, "isa"_a, "format"_a);
+    m.def(
+        "supports",
+        [](int isa, int format, int64_t cols) {
+            return kernels_of(static_cast<Isa>(isa)).linear.supports(static_cast<Format>(format), cols);
+        },
+        "isa"_a, "format"_a, "cols"_a);
+    m.def(
+        "reads_acts",
+        [](int isa, int format) { return kernels_of(static_cast<Isa>(isa)).linear.reads_acts(static_cast<Format>(format)); },
+        "isa"_a, "format"_a);
     nb::class_<ThreadPool>(m, "ThreadPool")
         .def(nb::init<int>(), "num_threads"_a)
         .def("sum_chunks", &sum_chunks, "num_chunks"_a, nb::call_guard<nb::gil_scoped_release>());

@@ -16,9 +16,12 @@ namespace tuili::TUILI_ISA {
 inline constexpr int kChunkBlocks = kAttentionChunk / kBlockSize;
 inline constexpr float kFarBelow = -1e30f; // below every score; finite, so that differences are numbers
 
-// Blocks (or runs of 16 dimensions) that one pass works on: more of them when there are few rows, to have enough independent sums.
+// Blocks (or runs of 16 dimensions) that one pass works on: more of them when there are few rows, to have enough independent
+// sums.
 template <int rows>
-inline constexpr int kWide = rows == 1 ? 4 : rows <= kTileRowsMax / 3 ? 2 : 1;
+inline constexpr int kWide = rows == 1                  ? 4
+                             : rows <= kTileRowsMax / 3 ? 2
+                                                        : 1;
 
 // scores[m][block * 16 + token] for the given blocks.
 template <int rows, int wide>
@@ -39,7 +42,8 @@ inline void score_blocks(const float* q, int64_t ldq, const uint16_t* const* k, 
 }
 
 template <int rows>
-void score_rows(const float* q, int64_t ldq, const uint16_t* const* k, int first_block, int last_block, int head_dim, float* scores) {
+void score_rows(const float* q, int64_t ldq, const uint16_t* const* k, int first_block, int last_block, int head_dim,
+                float* scores) {
     int b = first_block;
     for (; b + kWide<rows> <= last_block; b += kWide<rows>)
         score_blocks<rows, kWide<rows>>(q, ldq, k + b, head_dim, scores + b * kBlockSize);
@@ -48,8 +52,8 @@ void score_rows(const float* q, int64_t ldq, const uint16_t* const* k, int first
 
 // out[m][d] = out[m][d] * decay[m] + sum over tokens of p[m][token] * v[token][d], for `wide` runs of 16 dimensions from d.
 template <int rows, int wide>
-inline void add_values_at(int d, const float* p, const uint16_t* const* v, int first_token, int last_token, int head_dim, float* out,
-                          const float* decay) {
+inline void add_values_at(int d, const float* p, const uint16_t* const* v, int first_token, int last_token, int head_dim,
+                          float* out, const float* decay) {
     Vec16 sum[rows][wide];
     for (int m = 0; m < rows; m++)
         for (int w = 0; w < wide; w++) sum[m][w] = set1(decay[m]) * load(out + m * head_dim + d + w * 16);
@@ -166,7 +170,8 @@ class AttentionTile {
         for (int row = 0; row < rows_;) {
             const int count = tile_rows(row);
             float* scores = scores_ + row * kAttentionChunk;
-            score_rows_for(count, TileRows{})(q_ + row * a_.head_dim, a_.head_dim, k, first_block, last_block, a_.head_dim, scores);
+            score_rows_for(count, TileRows{})(q_ + row * a_.head_dim, a_.head_dim, k, first_block, last_block, a_.head_dim,
+                                              scores);
             float decay[16];
             soften(row, count, c, decay);
             add_values_for(count, TileRows{})(scores, v, first_token, last_token, a_.head_dim, out_ + row * a_.head_dim, decay);

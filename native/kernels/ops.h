@@ -1,6 +1,7 @@
 // The kernels of one ISA level that are not matrix products: row-wise ops, attention, and the scans that sampling needs.
 //
-// Every result is a fixed sequence of operations of its own row: it does not depend on the other rows, on threads or on the level.
+// Every result is a fixed sequence of operations of its own row: it does not depend on the other rows, on threads or on the
+// level.
 #pragma once
 #include "kernels/linear.h"
 #include <cstdint>
@@ -24,10 +25,10 @@ struct AttentionArgs {
     bool causal;                // otherwise every query sees [0, context)
     int64_t context;            // positions of the sequence that are filled
     const int32_t* block_table;
-    const uint16_t* pool;  // K of block b at pool + b * block_stride: [head_dim][16]; V at + v_offset: [16][head_dim]; f16
-    int64_t block_stride;  // in uint16
-    int64_t v_offset;      // in uint16
-    float* scratch;        // kAttentionScratch floats, 64-byte aligned
+    const uint16_t* pool; // K of block b at pool + b * block_stride: [head_dim][16]; V at + v_offset: [16][head_dim]; f16
+    int64_t block_stride; // in uint16
+    int64_t v_offset;     // in uint16
+    float* scratch;       // kAttentionScratch floats, 64-byte aligned
 };
 
 inline constexpr int kAttentionRows = 32;
@@ -46,7 +47,8 @@ struct OpKernels {
 
     // One row each; `width` columns in groups of `group`.
     void (*rms_norm)(const float* x, const float* weight, float* out, int64_t width, int64_t group, float eps);
-    void (*layer_norm)(const float* x, const float* scale, const float* shift, float* out, int64_t width, int64_t group, float eps);
+    void (*layer_norm)(const float* x, const float* scale, const float* shift, float* out, int64_t width, int64_t group,
+                       float eps);
     void (*add)(const float* a, const float* b, float* out, int64_t n);
     void (*scale)(const float* x, float factor, float* out, int64_t n);
     void (*softcap)(const float* x, float cap, float* out, int64_t n);
@@ -70,8 +72,8 @@ struct OpKernels {
     int64_t (*find_at_least)(const float* x, int64_t n, float threshold, int32_t* ids);
     // Positions whose score (x - maximum) * factor + noise may exceed `floor`, at most `capacity` of them from `first` on;
     // returns their number and moves `first` to where the scan stopped.
-    int64_t (*find_noisy)(const float* x, int64_t n, float maximum, float factor, double floor, uint64_t noise_key, int64_t& first,
-                          int32_t* ids, int64_t capacity);
+    int64_t (*find_noisy)(const float* x, int64_t n, float maximum, float factor, double floor, uint64_t noise_key,
+                          int64_t& first, int32_t* ids, int64_t capacity);
 };
 
 const OpKernels& ops_generic();

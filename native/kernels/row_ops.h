@@ -50,7 +50,8 @@ inline void rms_norm(const float* x, const float* weight, float* out, int64_t wi
     }
 }
 
-inline void layer_norm(const float* x, const float* scale, const float* shift, float* out, int64_t width, int64_t group, float eps) {
+inline void layer_norm(const float* x, const float* scale, const float* shift, float* out, int64_t width, int64_t group,
+                       float eps) {
     for (int64_t g = 0; g < width; g += group) {
         const float n = static_cast<float>(group);
         const Vec16 mean = set1(sum_row(x + g, group, [](Vec16 s, Vec16 v, Mask16) { return s + v; }) / n);
@@ -80,9 +81,12 @@ inline void act_mul_as(const float* gate, const float* up, float* out, int64_t n
 }
 inline void act_mul(Act act, const float* gate, const float* up, float* out, int64_t n) {
     switch (act) {
-    case Act::silu: return act_mul_as<Act::silu>(gate, up, out, n);
-    case Act::gelu_tanh: return act_mul_as<Act::gelu_tanh>(gate, up, out, n);
-    case Act::gelu: return act_mul_as<Act::gelu>(gate, up, out, n);
+    case Act::silu:
+        return act_mul_as<Act::silu>(gate, up, out, n);
+    case Act::gelu_tanh:
+        return act_mul_as<Act::gelu_tanh>(gate, up, out, n);
+    case Act::gelu:
+        return act_mul_as<Act::gelu>(gate, up, out, n);
     }
 }
 

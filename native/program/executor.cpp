@@ -27,11 +27,13 @@ size_t Executor::packed_bytes(Format format, int64_t rows, int64_t cols) const {
 
 PackedMatrix Executor::pack(Format format, const uint8_t* data, size_t stride, int64_t rows, int64_t cols) {
     const size_t bytes = packed_bytes(format, rows, cols);
-    if (weight_bytes_ + bytes > weight_memory_.size()) throw std::length_error("weights are larger than what was reserved for them");
+    if (weight_bytes_ + bytes > weight_memory_.size())
+        throw std::length_error("weights are larger than what was reserved for them");
     uint8_t* packed = weight_memory_.data() + weight_bytes_;
     weight_bytes_ += bytes;
     const PackedMatrix matrix{format, rows, cols, kernels_.linear.tile_bytes(format, cols), packed};
-    const int64_t tiles = matrix.num_tiles(), chunk = std::max<int64_t>(1, std::min<int64_t>(64, tiles / (pool_.num_threads() * 4)));
+    const int64_t tiles = matrix.num_tiles(),
+                  chunk = std::max<int64_t>(1, std::min<int64_t>(64, tiles / (pool_.num_threads() * 4)));
     pool_.run((tiles + chunk - 1) / chunk, [&](int64_t i, int) {
         kernels_.linear.pack(format, data, stride, nullptr, rows, cols, i * chunk, std::min(tiles, (i + 1) * chunk), packed);
     });
@@ -87,8 +89,10 @@ void Executor::fill_rope_tables(const Frame& f) {
             for (int64_t t = chunk * kChunk; t < std::min((chunk + 1) * kChunk, f.step.num_tokens); t++)
                 for (size_t i = 0; i < half; i++) {
                     const double angle = positions[t] * rope.inverse_frequencies[i];
-                    work_.cosines[r].as<float>()[static_cast<size_t>(t) * half + i] = static_cast<float>(std::cos(angle) * rope.magnitude);
-                    work_.sines[r].as<float>()[static_cast<size_t>(t) * half + i] = static_cast<float>(std::sin(angle) * rope.magnitude);
+                    work_.cosines[r].as<float>()[static_cast<size_t>(t) * half + i] =
+                        static_cast<float>(std::cos(angle) * rope.magnitude);
+                    work_.sines[r].as<float>()[static_cast<size_t>(t) * half + i] =
+                        static_cast<float>(std::sin(angle) * rope.magnitude);
                 }
         });
     }
@@ -145,7 +149,8 @@ void Executor::read_blocks(int64_t group, const int32_t* blocks, int64_t n, uint
     check_blocks(blocks, n, g);
     const size_t bytes = static_cast<size_t>(g.block_elements()) * sizeof(uint16_t);
     const uint8_t* pool = work_.kv_pools[static_cast<size_t>(group)].data();
-    for (int64_t i = 0; i < n; i++) std::memcpy(out + static_cast<size_t>(i) * bytes, pool + static_cast<size_t>(blocks[i]) * bytes, bytes);
+    for (int64_t i = 0; i < n; i++)
+        std::memcpy(out + static_cast<size_t>(i) * bytes, pool + static_cast<size_t>(blocks[i]) * bytes, bytes);
 }
 
 void Executor::write_blocks(int64_t group, const int32_t* blocks, int64_t n, const uint8_t* data) {
@@ -153,7 +158,8 @@ void Executor::write_blocks(int64_t group, const int32_t* blocks, int64_t n, con
     check_blocks(blocks, n, g);
     const size_t bytes = static_cast<size_t>(g.block_elements()) * sizeof(uint16_t);
     uint8_t* pool = work_.kv_pools[static_cast<size_t>(group)].data();
-    for (int64_t i = 0; i < n; i++) std::memcpy(pool + static_cast<size_t>(blocks[i]) * bytes, data + static_cast<size_t>(i) * bytes, bytes);
+    for (int64_t i = 0; i < n; i++)
+        std::memcpy(pool + static_cast<size_t>(blocks[i]) * bytes, data + static_cast<size_t>(i) * bytes, bytes);
 }
 
 } // namespace tuili

@@ -19,8 +19,8 @@ struct ExpertRows {
 struct Workspace {
     Buffer token_arena, output_arena, activations;
     std::vector<Buffer> thread_scratch;
-    std::vector<Buffer> kv_pools;          // one a state group
-    std::vector<Buffer> cosines, sines;    // one a rope table: [tokens, dim / 2]
+    std::vector<Buffer> kv_pools;       // one a state group
+    std::vector<Buffer> cosines, sines; // one a rope table: [tokens, dim / 2]
     ExpertRows experts;
 };
 

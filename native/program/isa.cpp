@@ -8,9 +8,9 @@
 
 namespace tuili {
 
-#ifdef TUILI_X86
 namespace {
 
+#ifdef TUILI_X86
 bool all_set(unsigned value, unsigned bits) { return (value & bits) == bits; }
 
 unsigned long long extended_control_register() {
@@ -18,11 +18,9 @@ unsigned long long extended_control_register() {
     __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
     return static_cast<unsigned long long>(high) << 32 | low;
 }
-
-} // namespace
 #endif
 
-Isa best_isa() {
+Isa detect() {
 #ifdef TUILI_X86
     unsigned a, b, c, d;
     if (!__get_cpuid(1, &a, &b, &c, &d)) return Isa::generic;
@@ -39,6 +37,13 @@ Isa best_isa() {
 #else
     return Isa::generic;
 #endif
+}
+
+} // namespace
+
+Isa best_isa() {
+    static const Isa best = detect(); // asking the CPU is slow in a virtual machine
+    return best;
 }
 
 Kernels kernels_of(Isa isa) {

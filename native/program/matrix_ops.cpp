@@ -40,8 +40,8 @@ void share(const Frame& f, int64_t num_chunks, int64_t products, F body) {
     for (int64_t i = 0; i < num_chunks; i++) body(i, 0);
 }
 
-void append_jobs(std::vector<TileJob>& jobs, const op::Segment& segment, const PackedMatrix& weight, int64_t first_row, int64_t num_rows,
-                 int64_t chunk) {
+void append_jobs(std::vector<TileJob>& jobs, const op::Segment& segment, const PackedMatrix& weight, int64_t first_row,
+                 int64_t num_rows, int64_t chunk) {
     for (int64_t tile = 0; tile < weight.num_tiles(); tile += chunk)
         jobs.push_back({&segment, &weight, first_row, num_rows, tile, std::min(tile + chunk, weight.num_tiles())});
 }
@@ -110,7 +110,8 @@ void run(const op::MoeLinear& o, const Frame& f) {
             const int64_t first = experts.start[e], rows = experts.start[e + 1] - first;
             if (rows == 0) continue;
             const PackedMatrix& matrix = weight.matrices[e];
-            append_jobs(jobs, s, matrix, first, rows, std::max<int64_t>(4, tiles_a_chunk(matrix.num_tiles(), rows, f.pool.num_threads())));
+            append_jobs(jobs, s, matrix, first, rows,
+                        std::max<int64_t>(4, tiles_a_chunk(matrix.num_tiles(), rows, f.pool.num_threads())));
             products += rows * matrix.rows * matrix.cols;
         }
     }

@@ -36,7 +36,8 @@ struct RopeTable {
     int64_t axis; // of the positions
 };
 
-// Layers that share a block table. A block holds, for each layer in turn, K [kv heads][head_dim][16] and V [kv heads][16][head_dim].
+// Layers that share a block table. A block holds, for each layer in turn, K [kv heads][head_dim][16] and V [kv
+// heads][16][head_dim].
 struct StateGroup {
     int64_t num_layers, num_kv_heads, head_dim, num_blocks;
     int64_t side_elements() const { return num_kv_heads * head_dim * 16; } // of K or V of one layer
@@ -46,29 +47,103 @@ struct StateGroup {
 namespace op {
 
 // Row ops.
-struct Embed { WeightId table; ValueId out; };
-struct RmsNorm { ValueId x, out; VectorId weight; int64_t group; float eps; };
-struct LayerNorm { ValueId x, out; VectorId scale, shift; int64_t group; float eps; };
-struct AddRmsNorm { ValueId a, b, sum, out; VectorId weight; int64_t group; float eps; };
-struct Rope { ValueId x, out; int32_t table; int64_t head_dim; };
-struct ActMul { ValueId gate, up, out; Act act; };
-struct Add { ValueId a, b, out; };
-struct Scale { ValueId x, out; float factor; };
-struct Softcap { ValueId x, out; float cap; };
-struct MoeRoute { ValueId logits, out; int64_t top_k; bool normalise, sigmoid; };
-struct Combine { ValueId y, routing, out; int64_t top_k; };
-struct SelectRows { ValueId x, out; };
-struct Split { ValueId x; std::vector<ValueId> outs; };
-struct Concat { std::vector<ValueId> xs; ValueId out; };
-struct WriteKv { ValueId k, v; int32_t group; int64_t layer; };
-struct Quantise { ValueId x; }; // fills the activation buffer for the matrix ops that follow
+struct Embed {
+    WeightId table;
+    ValueId out;
+};
+struct RmsNorm {
+    ValueId x, out;
+    VectorId weight;
+    int64_t group;
+    float eps;
+};
+struct LayerNorm {
+    ValueId x, out;
+    VectorId scale, shift;
+    int64_t group;
+    float eps;
+};
+struct AddRmsNorm {
+    ValueId a, b, sum, out;
+    VectorId weight;
+    int64_t group;
+    float eps;
+};
+struct Rope {
+    ValueId x, out;
+    int32_t table;
+    int64_t head_dim;
+};
+struct ActMul {
+    ValueId gate, up, out;
+    Act act;
+};
+struct Add {
+    ValueId a, b, out;
+};
+struct Scale {
+    ValueId x, out;
+    float factor;
+};
+struct Softcap {
+    ValueId x, out;
+    float cap;
+};
+struct MoeRoute {
+    ValueId logits, out;
+    int64_t top_k;
+    bool normalise, sigmoid;
+};
+struct Combine {
+    ValueId y, routing, out;
+    int64_t top_k;
+};
+struct SelectRows {
+    ValueId x, out;
+};
+struct Split {
+    ValueId x;
+    std::vector<ValueId> outs;
+};
+struct Concat {
+    std::vector<ValueId> xs;
+    ValueId out;
+};
+struct WriteKv {
+    ValueId k, v;
+    int32_t group;
+    int64_t layer;
+};
+struct Quantise {
+    ValueId x;
+}; // fills the activation buffer for the matrix ops that follow
 
 // Ops that are a phase by themselves.
-struct Segment { WeightId weight; VectorId bias; ValueId out; };
-struct Linear { ValueId x; std::vector<Segment> segments; };
-struct GateUpAct { ValueId x; WeightId gate, up; ValueId out; Act act; };
-struct GroupExperts { ValueId routing; int64_t top_k, num_experts; }; // lists each expert's rows for the moe_linear ops that follow
-struct MoeLinear { ValueId x; std::vector<Segment> segments; int64_t top_k; bool x_per_expert; };
+struct Segment {
+    WeightId weight;
+    VectorId bias;
+    ValueId out;
+};
+struct Linear {
+    ValueId x;
+    std::vector<Segment> segments;
+};
+struct GateUpAct {
+    ValueId x;
+    WeightId gate, up;
+    ValueId out;
+    Act act;
+};
+struct GroupExperts {
+    ValueId routing;
+    int64_t top_k, num_experts;
+}; // lists each expert's rows for the moe_linear ops that follow
+struct MoeLinear {
+    ValueId x;
+    std::vector<Segment> segments;
+    int64_t top_k;
+    bool x_per_expert;
+};
 struct Attention {
     ValueId q, out;
     int32_t group;
@@ -79,8 +154,9 @@ struct Attention {
 
 } // namespace op
 
-using RowOp = std::variant<op::Embed, op::RmsNorm, op::LayerNorm, op::AddRmsNorm, op::Rope, op::ActMul, op::Add, op::Scale, op::Softcap,
-                           op::MoeRoute, op::Combine, op::SelectRows, op::Split, op::Concat, op::WriteKv, op::Quantise>;
+using RowOp =
+    std::variant<op::Embed, op::RmsNorm, op::LayerNorm, op::AddRmsNorm, op::Rope, op::ActMul, op::Add, op::Scale, op::Softcap,
+                 op::MoeRoute, op::Combine, op::SelectRows, op::Split, op::Concat, op::WriteKv, op::Quantise>;
 
 struct RowGroup {
     std::vector<RowOp> ops;

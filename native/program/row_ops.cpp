@@ -33,8 +33,8 @@ void rows(const op::RmsNorm& o, const Frame& f, int64_t first, int64_t last) {
 void rows(const op::LayerNorm& o, const Frame& f, int64_t first, int64_t last) {
     const int64_t width = f.value(o.x).width;
     each_row(f, o.x, first, last, [&](int64_t r) {
-        f.kernels.ops.layer_norm(f.data(o.x) + r * width, f.vector(o.scale), f.vector(o.shift), f.data(o.out) + r * width, width, o.group,
-                                 o.eps);
+        f.kernels.ops.layer_norm(f.data(o.x) + r * width, f.vector(o.scale), f.vector(o.shift), f.data(o.out) + r * width, width,
+                                 o.group, o.eps);
     });
 }
 
@@ -51,8 +51,9 @@ void rows(const op::Rope& o, const Frame& f, int64_t first, int64_t last) {
     const size_t table = static_cast<size_t>(o.table);
     const int64_t half = static_cast<int64_t>(f.plan.ropes[table].inverse_frequencies.size());
     for (int64_t t = first; t < last; t++)
-        f.kernels.ops.rope(f.row(o.x, t), f.work.cosines[table].as<float>() + t * half, f.work.sines[table].as<float>() + t * half,
-                           f.row(o.out, t), f.value(o.x).width / o.head_dim, o.head_dim, 2 * half);
+        f.kernels.ops.rope(f.row(o.x, t), f.work.cosines[table].as<float>() + t * half,
+                           f.work.sines[table].as<float>() + t * half, f.row(o.out, t), f.value(o.x).width / o.head_dim,
+                           o.head_dim, 2 * half);
 }
 
 // Ops on single elements take all rows of the range as one.
@@ -108,8 +109,8 @@ void rows(const op::MoeRoute& o, const Frame& f, int64_t first, int64_t last) {
 void rows(const op::Combine& o, const Frame& f, int64_t first, int64_t last) {
     const int64_t width = f.value(o.out).width;
     each_row(f, o.out, first, last, [&](int64_t r) {
-        f.kernels.ops.weighted_sum(f.data(o.y) + r * o.top_k * width, f.data(o.routing) + r * o.top_k, o.top_k, f.data(o.out) + r * width,
-                                   width);
+        f.kernels.ops.weighted_sum(f.data(o.y) + r * o.top_k * width, f.data(o.routing) + r * o.top_k, o.top_k,
+                                   f.data(o.out) + r * width, width);
     });
 }
 
@@ -146,7 +147,8 @@ void rows(const op::WriteKv& o, const Frame& f, int64_t first, int64_t last) {
     const int head_dim = static_cast<int>(group.head_dim);
     for (int64_t t = first; t < last; t++) {
         const int32_t slot = f.step.slot_mapping[g][t];
-        uint16_t* k = f.work.kv_pools[g].as<uint16_t>() + slot / kBlockSize * group.block_elements() + o.layer * 2 * group.side_elements();
+        uint16_t* k =
+            f.work.kv_pools[g].as<uint16_t>() + slot / kBlockSize * group.block_elements() + o.layer * 2 * group.side_elements();
         uint16_t* v = k + group.side_elements();
         for (int64_t h = 0; h < group.num_kv_heads; h++)
             f.kernels.ops.write_kv(f.row(o.k, t) + h * head_dim, f.row(o.v, t) + h * head_dim, k + h * head_dim * kBlockSize,

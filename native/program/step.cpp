@@ -60,7 +60,8 @@ void check(const Step& step, const Plan& plan, const Limits& limits) {
     if (step.num_tokens > limits.max_tokens)
         refuse(std::to_string(step.num_tokens) + " tokens, but the limit is " + std::to_string(limits.max_tokens));
     if (step.slot_mapping.size() != plan.groups.size() || step.block_tables.size() != plan.groups.size())
-        refuse("needs one slot mapping and one block table for each of the " + std::to_string(plan.groups.size()) + " state groups");
+        refuse("needs one slot mapping and one block table for each of the " + std::to_string(plan.groups.size()) +
+               " state groups");
     if (plan.vocab_size > 0) check_range(step.token_ids, step.num_tokens, plan.vocab_size, "token_ids");
     check_range(step.logit_rows, step.num_outputs, step.num_tokens, "logit_rows");
     for (const RopeTable& rope : plan.ropes)

@@ -17,10 +17,10 @@ struct BlockTable {
 
 struct Step {
     int64_t num_tokens, num_sequences, num_outputs, num_axes;
-    const int32_t* token_ids;    // [num_tokens]
-    const int32_t* positions;    // [num_axes, num_tokens]
-    const int32_t* query_start;  // [num_sequences + 1]
-    const int32_t* context_lens; // [num_sequences]
+    const int32_t* token_ids;                 // [num_tokens]
+    const int32_t* positions;                 // [num_axes, num_tokens]
+    const int32_t* query_start;               // [num_sequences + 1]
+    const int32_t* context_lens;              // [num_sequences]
     std::vector<const int32_t*> slot_mapping; // [groups] of [num_tokens]
     std::vector<BlockTable> block_tables;     // [groups]
     const int32_t* logit_rows;                // [num_outputs]

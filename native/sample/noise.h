@@ -5,7 +5,8 @@
 //   v     = (float32(h >> 1) + 0.5) * 2^-31, at most 1 - 2^-24                                   uniform in (0, 1)
 //   noise = -log(-log1p(-v))   in double                                                          standard Gumbel
 //
-// (Static, so that every object keeps its own copy.) mix64 is splitmix64's finaliser, mix32 is MurmurHash3's. argmax(logit / temperature + noise) is then a draw from the softmax.
+// (Static, so that every object keeps its own copy.) mix64 is splitmix64's finaliser, mix32 is MurmurHash3's. argmax(logit /
+// temperature + noise) is then a draw from the softmax.
 #pragma once
 #include <cmath>
 #include <cstdint>

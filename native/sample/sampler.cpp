@@ -88,11 +88,13 @@ class Row {
     }
 
     void apply_bias() {
-        for (int32_t i = b_.bias_start[r_]; i < b_.bias_start[r_ + 1]; i++) change(b_.bias_ids[i], x_[b_.bias_ids[i]] + b_.bias_values[i]);
+        for (int32_t i = b_.bias_start[r_]; i < b_.bias_start[r_ + 1]; i++)
+            change(b_.bias_ids[i], x_[b_.bias_ids[i]] + b_.bias_values[i]);
     }
 
     void apply_penalties() {
-        const float repetition = b_.repetition_penalty[r_], presence = b_.presence_penalty[r_], frequency = b_.frequency_penalty[r_];
+        const float repetition = b_.repetition_penalty[r_], presence = b_.presence_penalty[r_],
+                    frequency = b_.frequency_penalty[r_];
         if (repetition == 1.0f && presence == 0.0f && frequency == 0.0f) return;
         for (int32_t i = b_.penalty_start[r_]; i < b_.penalty_start[r_ + 1]; i++) {
             const int32_t id = b_.penalty_ids[i], count = b_.penalty_counts[i];
@@ -126,7 +128,8 @@ class Row {
             if (x_[id] > -kInfinity) kept.push_back({x_[id], id});
         }
         std::sort(kept.begin(), kept.end(), likelier);
-        kept.erase(std::unique(kept.begin(), kept.end(), [](const Candidate& a, const Candidate& b) { return a.id == b.id; }), kept.end());
+        kept.erase(std::unique(kept.begin(), kept.end(), [](const Candidate& a, const Candidate& b) { return a.id == b.id; }),
+                   kept.end());
         if (kept.empty()) return -1;
         if (greedy) return kept[0].id;
         const int64_t limit = b_.top_k[r_];
@@ -195,7 +198,8 @@ class Row {
     float inverse_temperature() const { return std::min(1.0f / b_.temperature[r_], 1e30f); }
 
     double score(float logit, float maximum, int32_t id) const {
-        const double scaled = (static_cast<double>(logit) - static_cast<double>(maximum)) / static_cast<double>(b_.temperature[r_]);
+        const double scaled =
+            (static_cast<double>(logit) - static_cast<double>(maximum)) / static_cast<double>(b_.temperature[r_]);
         return scaled + gumbel_noise(key_, static_cast<uint32_t>(id));
     }
 

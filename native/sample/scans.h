@@ -39,9 +39,8 @@ inline double sum_exp(const float* x, int64_t n, float maximum, float factor) {
     double total = 0;
     for (int64_t i = 0; i < n; i += kStretch) {
         const int64_t count = n - i < kStretch ? n - i : kStretch;
-        total += static_cast<double>(sum_row(x + i, count, [&](Vec16 s, Vec16 v, Mask16 valid) {
-            return s + select(valid, exp((v - m) * f), zero());
-        }));
+        total += static_cast<double>(
+            sum_row(x + i, count, [&](Vec16 s, Vec16 v, Mask16 valid) { return s + select(valid, exp((v - m) * f), zero()); }));
     }
     return total;
 }

@@ -10,8 +10,8 @@ namespace tuili {
 namespace {
 
 constexpr uint64_t kMaxChunks = 0xffff;
-constexpr int kSpinsBeforeYield = 2000;   // some ten microseconds
-constexpr int kYieldsBeforeSleep = 50;    // outside a step
+constexpr int kSpinsBeforeYield = 2000; // some ten microseconds
+constexpr int kYieldsBeforeSleep = 50;  // outside a step
 
 void pause_cpu() {
 #if defined(__x86_64__) || defined(_M_X64)

@@ -33,8 +33,9 @@ class ThreadPool {
             for (int64_t i = 0; i < num_chunks; i++) body(i, 0);
             return;
         }
-        run_job(num_chunks, [](void* context, int64_t chunk, int thread) { (*static_cast<Body*>(context))(chunk, thread); },
-                const_cast<std::remove_const_t<Body>*>(&body));
+        run_job(
+            num_chunks, [](void* context, int64_t chunk, int thread) { (*static_cast<Body*>(context))(chunk, thread); },
+            const_cast<std::remove_const_t<Body>*>(&body));
     }
 
     // While a step is active, workers expect the next job within microseconds and do not sleep.
