@@ -125,7 +125,7 @@ def program_of(build: Callable[[Builder], Value]) -> Program:
 
 def sequences(program: Program, backend: CpuBackend | ReferenceBackend, fmt: str) -> Sequences:
     def format_for(name: str, shape: tuple[int, ...]) -> str:
-        exact = name.endswith("table") and len(program.instrs) > 2 or name == "router.weight"  # inputs, and what decides
+        exact = (name.endswith("table") and len(program.instrs) > 2) or name == "router.weight"  # inputs, and what decides
         return "F32" if exact else fmt
 
     shapes = {name: decl.shape for name, decl in program.weights.items()}

@@ -1,0 +1,170 @@
+"""The backend's edges: what it cannot run, what it refuses, what it gives back."""
+
+import dataclasses
+import mmap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from support.steps import Sequences, limits_for
+from tuili.backends.cpu.executor import CpuBackend
+from tuili.backends.cpu.lower import lower
+from tuili.backends.cpu.native import ISA_NAMES, best_isa
+from tuili.backends.reference.sampler import greedy
+from tuili.backends.select import select_backend
+from tuili.errors import BackendError, ConfigError
+from tuili.models.load import build_program
+from tuili.models.registry import architectures
+from tuili.program.builder import Builder
+from tuili.program.program import Program
+from tuili.weights.dummy import dummy_weights
+from tuili.weights.source import Weight
+
+
+def llama() -> Program:
+    arch = architectures()["llama"]
+    return build_program(arch, arch.spec(arch.tiny(), 128))
+
+
+def sequences(program: Program) -> Sequences:
+    weights = dummy_weights({name: decl.shape for name, decl in program.weights.items()}, 1, lambda name, shape: "F32")
+    limits = limits_for(program, max_model_len=64, max_num_seqs=2, max_tokens=32)
+    return Sequences(CpuBackend(threads=2).load(program, weights, limits), program, limits)
+
+
+def test_what_is_missing_is_named() -> None:
+    b = Builder("strange")
+    x = b.embed(b.weight("table", 10, 24))
+    q, k, v = b.split(x, (8, 8, 8))
+    y = b.attention(q, k, v, state="kv", head_dim=8, scale=1.0)
+    program = b.finish(b.select_rows(b.act_mul(y, y, "swish7")), "hidden")
+    problems = "; ".join(CpuBackend().missing(program, {"table": "Q1_0"}))
+    for part in ("head_dim", "8", "swish7", "Q1_0"):
+        assert part in problems
+    with pytest.raises(BackendError, match="swish7"):
+        CpuBackend().load(
+            program, {"table": Weight("F32", (10, 24), {"data": np.zeros((10, 96), np.uint8)})}, limits_for(program)
+        )
+
+
+def test_levels_and_threads_are_checked() -> None:
+    assert CpuBackend().isa == best_isa()
+    assert CpuBackend("generic", 3).threads == 3
+    with pytest.raises(ConfigError, match="threads"):
+        CpuBackend(threads=0)
+    for level in ISA_NAMES[ISA_NAMES.index(best_isa()) + 1 :]:
+        with pytest.raises(BackendError, match=level):
+            CpuBackend(level)
+
+
+def test_select_backend() -> None:
+    backend, why = select_backend("auto", isa="generic", threads=1)
+    assert isinstance(backend, CpuBackend) and backend.isa == "generic" and "cpu" in why
+    with pytest.raises(ConfigError, match="reference"):
+        select_backend("gpu", isa=None, threads=None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("token_ids", [999, 1, 2], "token_ids"),
+        ("token_ids", [-1, 1, 2], "token_ids"),
+        ("logit_rows", [3], "logit_rows"),
+        ("slot_mapping", [[10_000, 1, 2]], "slot_mapping"),
+        ("block_tables", [[[-1]]], "block_tables"),
+        ("block_tables", [[[500]]], "block_tables"),
+        ("query_start", [0, 2], "query_start"),
+        ("context_lens", [2], "context"),
+        ("context_lens", [33], "block table"),
+    ],
+)
+def test_a_wrong_step_is_refused_before_it_touches_memory(field: str, value: list[object], message: str) -> None:
+    run = sequences(llama())
+    step = run.step_input({0: [1, 2, 3]})
+    arrays = [np.array(v, np.int32) for v in value] if field in ("slot_mapping", "block_tables") else np.array(value, np.int32)
+    with pytest.raises(ValueError, match=message):
+        run.executable.run(dataclasses.replace(step, **{field: arrays}))
+
+
+def test_too_many_tokens_are_refused() -> None:
+    run = sequences(llama())
+    with pytest.raises(ValueError, match="33 tokens, but the limit is 32"):
+        run.feed({0: [1] * 33})
+
+
+def test_launch_samples_what_run_computes() -> None:
+    program = llama()
+    run, other = sequences(program), sequences(program)
+    prompts = {0: [5, 6, 7, 8], 1: [9, 10]}
+    logits = run.feed(prompts)
+    sampling = dataclasses.replace(greedy(len(logits)), num_logprobs=np.full(len(logits), 2, np.int32))
+    result = other.executable.collect(other.executable.launch(other.step_input(prompts), sampling))
+    np.testing.assert_array_equal(result.token_ids, logits.argmax(1))
+    np.testing.assert_array_equal(result.top_ids, np.argsort(-logits, kind="stable")[:, :2])
+    exact = logits - np.log(np.exp(logits.astype(np.float64)).sum(1, keepdims=True))
+    np.testing.assert_allclose(result.logprobs, exact.max(1), atol=1e-6)
+
+
+def test_many_output_rows_come_in_pieces() -> None:
+    """More output rows than fit the logits buffer at once."""
+    program = llama()
+    weights = dummy_weights({name: decl.shape for name, decl in program.weights.items()}, 1, lambda name, shape: "F32")
+    limits = limits_for(program, max_model_len=256, max_num_seqs=1)
+    tokens = np.random.default_rng(0).integers(0, program.output.width, 200).tolist()
+    whole = Sequences(CpuBackend().load(program, weights, limits), program, limits)
+    logits = whole.feed({0: tokens})
+    single = Sequences(CpuBackend().load(program, weights, limits), program, limits)
+    np.testing.assert_array_equal(single.feed_in_chunks(0, tokens, 50), logits)
+    sampled = Sequences(CpuBackend().load(program, weights, limits), program, limits)
+    result = sampled.executable.launch(sampled.step_input({0: tokens}), greedy(200))
+    np.testing.assert_array_equal(result.token_ids, logits.argmax(1))
+
+
+def test_a_closed_executable_says_so() -> None:
+    run = sequences(llama())
+    assert run.executable.description["isa"] == best_isa()
+    run.executable.close()
+    with pytest.raises(BackendError, match="closed"):
+        run.feed({0: [1]})
+
+
+def test_weights_may_be_views_of_a_mapped_file(tmp_path: Path) -> None:
+    """Packing gives the file's pages back; the numbers in them stay readable."""
+    program = llama()
+    plain = dummy_weights({name: decl.shape for name, decl in program.weights.items()}, 1, lambda name, shape: "F32")
+    path = tmp_path / "weights"
+    path.write_bytes(b"".join(weight.data.tobytes() for weight in plain.values()))
+    mapped: dict[str, Weight] = {}
+    with path.open("rb") as file:
+        whole = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+    at = 0
+    for name, weight in plain.items():
+        data = whole[at : at + weight.data.nbytes].reshape(weight.data.shape)
+        mapped[name] = Weight(weight.format, weight.shape, {"data": data})
+        at += weight.data.nbytes
+    limits = limits_for(program, max_model_len=64, max_num_seqs=2)
+    a = Sequences(CpuBackend().load(program, plain, limits), program, limits).feed({0: [1, 2, 3]})
+    b = Sequences(CpuBackend().load(program, mapped, limits), program, limits).feed({0: [1, 2, 3]})
+    np.testing.assert_array_equal(a, b)
+    for name, weight in plain.items():
+        np.testing.assert_array_equal(mapped[name].data, weight.data)
+
+
+def test_phases_never_share_memory_that_is_live() -> None:
+    """Within a phase all inputs and outputs have their own columns; a value keeps its columns until its last reader's phase."""
+    for name, arch in architectures().items():
+        program = build_program(arch, arch.spec(arch.tiny(), 128))
+        lowered = lower(program, lambda weight: True)
+        last_phase = {v.id: i for i, phase in enumerate(lowered.phases) for instr in phase.instrs for v in instr.inputs}
+        last_phase[program.output.id] = len(lowered.phases)
+        live: dict[int, tuple[str, int, int]] = {}
+        for index, phase in enumerate(lowered.phases):
+            for instr in phase.instrs:
+                for value in instr.outputs:
+                    slot = lowered.buffers.slots[value.id]
+                    for other, (symbol, begin, end) in live.items():
+                        overlap = symbol == slot.symbol and begin < slot.offset + slot.columns and slot.offset < end
+                        assert not overlap, f"{name}: {instr.op} writes over value {other}"
+                    live[value.id] = (slot.symbol, slot.offset, slot.offset + slot.columns)
+            live = {v: where for v, where in live.items() if last_phase.get(v, index) > index}
