@@ -10,6 +10,7 @@ from support.compare import agreement, cosines
 from support.real_oracle import Case, load_case
 from support.steps import Sequences, limits_for
 from tuili.backends.base import Backend
+from tuili.backends.cpu.executor import CpuBackend
 from tuili.backends.reference.executor import ReferenceBackend
 from tuili.models.load import bind, read_model
 from tuili.weights.gguf import open_gguf
@@ -44,8 +45,9 @@ def test_reference_equals_transformers(case: Case) -> None:
 
 
 def test_native_chooses_the_tokens_of_transformers(case: Case) -> None:
-    native = pytest.importorskip("tuili.backends.cpu.executor")
-    ours, oracle = np.concatenate(logits_of(native.CpuBackend(), case)), np.concatenate(case.logits)
+    ours, oracle = np.concatenate(logits_of(CpuBackend(), case)), np.concatenate(case.logits)
     found = agreement(oracle, ours)
     assert not found.clear_misses
-    assert found.share >= 0.97
+    # The bar is 97 % of 2,000 positions and more; a share of a few hundred is itself uncertain by this much.
+    chance = 0 if len(ours) >= 2000 else 2 * (0.97 * 0.03 / len(ours)) ** 0.5
+    assert found.share >= 0.97 - chance

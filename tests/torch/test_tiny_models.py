@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.compare import cosines
+from support.compare import agreement, cosines
 from support.oracle import Oracle, executable, make_oracle, write_gguf
 from support.steps import Sequences, limits_for
 from tuili.backends.base import Backend
+from tuili.backends.cpu.executor import CpuBackend
 from tuili.backends.reference.executor import ReferenceBackend
 from tuili.models.load import bind, read_model
 from tuili.models.registry import architectures
@@ -33,8 +34,12 @@ def sequences(oracle: Oracle, backend: Backend | None = None, max_model_len: int
 def test_logits_equal_transformers(name: str) -> None:
     oracle = make_oracle(tiny(name))
     prompt = oracle.prompt(LENGTH, 1)
-    ours = sequences(oracle).feed({0: prompt})
-    assert cosines(oracle.logits(prompt), ours).min() > 0.9999
+    expected = oracle.logits(prompt)
+    for backend in (ReferenceBackend(), CpuBackend(threads=1)):
+        ours = sequences(oracle, backend).feed({0: prompt})
+        assert cosines(expected, ours).min() > 0.9999, backend.name
+        found = agreement(expected, ours)
+        assert not found.clear_misses and found.share >= 0.97, backend.name
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -96,6 +101,11 @@ def test_quantised_weights_equal_transformers_on_their_decoded_values(name: str,
     weights = dummy_weights({n: tuple(view.shape) for n, view in oracle.views.items()}, 9, lambda tensor, shape: fmt)
     for tensor, weight in weights.items():
         oracle.set(tensor, weight)
-    run = Sequences(*executable(oracle, ReferenceBackend(), limits_for, weights))
     prompt = oracle.prompt(40, 1)
-    assert cosines(oracle.logits(prompt), run.feed({0: prompt})).min() > 0.9999
+    expected = oracle.logits(prompt)
+    reference = Sequences(*executable(oracle, ReferenceBackend(), limits_for, weights))
+    assert cosines(expected, reference.feed({0: prompt})).min() > 0.9999
+    # Here activations are rounded to 8 bits too, and between experts a rounding can tip the choice at a position.
+    native = Sequences(*executable(oracle, CpuBackend(threads=1), limits_for, weights)).feed({0: prompt})
+    assert np.median(cosines(expected, native)) > 0.9995
+    assert name == "qwen3_moe" or cosines(expected, native).min() > 0.999
