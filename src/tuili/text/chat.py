@@ -10,7 +10,8 @@ from jinja2.exceptions import SecurityError
 
 from tuili.errors import InvalidRequest, TemplateRefused
 from tuili.text import messages as chat_messages
-from tuili.text.sandbox import Meter, MeteredContext, MeteredEnvironment, Refusal, TooMuchWork
+from tuili.text.meter import Meter, TooMuchWork
+from tuili.text.sandbox import MeteredContext, MeteredEnvironment, Refusal
 from tuili.text.tokenizer.base import Segment, Tokenizer
 from tuili.text.tokenizer.control import ControlTokens
 
@@ -33,7 +34,7 @@ def chat_template_of(tokenizer: Tokenizer, name: str | None = None) -> "ChatTemp
 class ChatTemplate:
     """A Jinja chat template from a model file, run in a sandbox with limits on time and memory.
 
-    Rendering takes well under a millisecond for ordinary conversations and is stopped after 2 seconds: a server renders long
+    Rendering takes well under a millisecond for ordinary conversations and is stopped after 3 seconds: a server renders long
     conversations outside of its event loop. May be used from any thread.
 
     Raises TemplateRefused when the template is broken.
@@ -91,7 +92,7 @@ class ChatTemplate:
         marked, size = chat_messages.map_text(variables, mark)
         context = self._template.new_context({**marked, **self._tokens, "add_generation_prompt": add_generation_prompt})
         assert isinstance(context, MeteredContext)
-        context.meter = Meter(size)
+        context.meter = Meter(size, len(variables["messages"]))
         try:
             text = "".join(_limited(self._template.root_render_func(context)))
         except Refusal as error:

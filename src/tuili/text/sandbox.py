@@ -10,8 +10,7 @@ renders it.
 
 import json
 import re
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from datetime import datetime
 from string import Formatter
 from types import BuiltinMethodType, MethodType
@@ -26,11 +25,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Cycler, Joiner, Namespace, pass_context
 from jinja2.visitor import NodeTransformer
 
-BASE_BUDGET = 16_000_000  # characters and items
-BUDGET_PER_INPUT = 64  # times the size of the conversation
-TIME_LIMIT = 2.0  # seconds
+from tuili.text.meter import GUARDS, MACRO_CALL, Meter, TooMuchWork, check_int, guard_method, guard_operator
+
 MAX_SOURCE = 256 * 1024  # characters
-MAX_INT = 2**63  # larger numbers serve no template, and make arithmetic and hashing slow
 
 FILTERS = """
 abs batch capitalize center count d default dictsort e escape filesizeformat first float forceescape format groupby indent int
@@ -48,48 +45,17 @@ METHODS: dict[type, frozenset[str]] = {
     list: frozenset(["copy", "count", "index"]),
     tuple: frozenset(["count", "index"]),
 }
-CONTAINERS = (list, tuple, Mapping, type({}.keys()), type({}.values()), type({}.items()))
-OPERATION = 32  # what an operation costs, beside the size of what it touches
+#: Filters that take items as they are; the others may print or compare what is inside.
+SHALLOW = """
+batch count d default first items last length list map reject rejectattr reverse select selectattr slice
+"""
+COMPARISONS = frozenset(
+    ["!=", "<", "<=", "==", ">", ">=", "eq", "equalto", "ge", "greaterthan", "gt", "in", "le", "lessthan", "lt", "ne"]
+)
 
 
 class Refusal(TemplateError):
     """The template called raise_exception."""
-
-
-class TooMuchWork(Exception):
-    """The template used up its budget or its time."""
-
-
-class Meter:
-    """The budget of one rendering."""
-
-    def __init__(self, input_size: int) -> None:
-        self.left = BASE_BUDGET + BUDGET_PER_INPUT * input_size
-        self.deadline = time.monotonic() + TIME_LIMIT
-        self._sizes: dict[int, tuple[int, object]] = {}  # by identity; keeps the objects, so that no id is used twice
-
-    def charge(self, amount: int) -> None:
-        self.left -= OPERATION + amount
-        if self.left < 0:
-            raise TooMuchWork("it makes or reads too much text")
-        if time.monotonic() > self.deadline:
-            raise TooMuchWork(f"it runs for more than {TIME_LIMIT:g} seconds")
-
-    def weigh(self, value: object) -> int:
-        """Size of ``value``: characters of text, and of everything inside a container, counted as often as it is reachable."""
-        if isinstance(value, str):
-            return len(value)
-        if isinstance(value, CONTAINERS):
-            known = self._sizes.get(id(value))
-            if known is None:
-                inside: Iterable[object] = [*value.keys(), *value.values()] if isinstance(value, Mapping) else value
-                size = 8 + sum(map(self.weigh, inside))
-                known = self._sizes[id(value)] = (size, value)
-            return known[0]
-        return 8
-
-    def charge_for(self, *values: object) -> None:
-        self.charge(sum(map(self.weigh, values)))
 
 
 class MeteredContext(Context):
@@ -130,9 +96,17 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
             finalize=_output,
         )
         known = {name: self.filters[name] for name in FILTERS.split()}
-        self.filters = {name: _metered(filter, GUARDS.get(name)) for name, filter in known.items()}
-        self.filters |= {"tojson": _to_json, "_each": _each, "_concat": _concat, "_weigh": _weigh, "_spend": _spend}
-        self.tests = {name: _metered(test, None) for name, test in self.tests.items()}
+        shallow = SHALLOW.split()
+        self.filters = {name: _metered(filter, name not in shallow, GUARDS.get(name)) for name, filter in known.items()}
+        self.filters |= {
+            "tojson": _to_json,
+            "_each": _each,
+            "_concat": _concat,
+            "_spend": _spend,
+            "_weigh": _weigh,
+            "_span": _span,
+        }
+        self.tests = {name: _metered(test, name in COMPARISONS, None) for name, test in self.tests.items()}
         self.globals = {
             "range": _range,
             "dict": _dict,
@@ -151,25 +125,27 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         meter = _meter(context)
-        _guard_operator(meter, operator, left, right)
+        guard_operator(meter, operator, left, right)
         result = super().call_binop(context, operator, left, right)
         if isinstance(result, int):
-            _check_int(result)
-        elif not isinstance(result, str | float):
-            meter.charge_for(result)
+            check_int(result)
         return result
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         meter = _meter(__context)
         __self._check_callable(__obj)
         owner = getattr(__obj, "__self__", None)
-        meter.charge_for(owner, *args, *kwargs.values())
-        if isinstance(__obj, _Format):
+        meter.charge_shallow(owner, *args, *kwargs.values())
+        if isinstance(__obj, Macro):
+            meter.charge(MACRO_CALL)
+        elif isinstance(__obj, _Format):
             __obj.guard(meter, *args, *kwargs.values())
         elif isinstance(owner, str):
-            _guard_method(meter, owner, __obj.__name__, args)
+            guard_method(meter, owner, __obj.__name__, args)
+        elif isinstance(owner, list | tuple):
+            meter.charge_for(owner, *args)  # count and index compare
         result = super().call(__context, __obj, *args, **kwargs)
-        meter.charge_for(result)
+        meter.charge_shallow(result)
         return result
 
     def _check_callable(self, function: Any) -> None:
@@ -187,6 +163,11 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
             allowed = frozenset[str]()
         if getattr(function, "__name__", "") not in allowed:
             raise SecurityError(f"{getattr(function, '__name__', type(function).__name__)} may not be called in a chat template")
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        if type(obj) is PlainNamespace:  # half of all look-ups of some templates; it has no attributes but the template's
+            return not attr.startswith("_")
+        return super().is_safe_attribute(obj, attr, value)
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
         raise SecurityError(f"access to attribute {attribute!r} of {type(obj).__name__!r}")
@@ -262,11 +243,11 @@ class _Metering(NodeTransformer):
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
         self.generic_visit(node)
-        return _weighed(node) if isinstance(node.arg, nodes.Slice) else node
+        return _call_filter(node, "_span") if isinstance(node.arg, nodes.Slice) else node
 
     def visit_Const(self, node: nodes.Const) -> nodes.Node:
         if isinstance(node.value, int):
-            _check_int(node.value)
+            check_int(node.value)
         return node
 
 
@@ -328,6 +309,12 @@ def _weigh(context: Context, value: Any) -> Any:
 
 
 @pass_context
+def _span(context: Context, value: Any) -> Any:
+    _meter(context).charge_shallow(value)
+    return value
+
+
+@pass_context
 def _spend(context: Context, weight: int) -> None:
     _meter(context).charge(weight)
 
@@ -338,7 +325,7 @@ def _output(context: Context, value: Any) -> Any:
     return value
 
 
-def _metered(function: Callable[..., Any], guard: Callable[..., None] | None) -> Callable[..., Any]:
+def _metered(function: Callable[..., Any], deep: bool, guard: Callable[..., None] | None) -> Callable[..., Any]:
     """``function``, a filter or test, charged for its operands and its result."""
     passed = getattr(function, "jinja_pass_arg", None)
     kind = passed.name if passed is not None else ""
@@ -346,14 +333,15 @@ def _metered(function: Callable[..., Any], guard: Callable[..., None] | None) ->
     @pass_context
     def metered(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
         meter = _meter(context)
-        meter.charge_for(value, *args, *kwargs.values())
+        charge = meter.charge_for if deep else meter.charge_shallow
+        charge(value, *args, *kwargs.values())
         if guard is not None:
             guard(meter, value, *args, **kwargs)
         first = {"context": context, "eval_context": context.eval_ctx, "environment": context.environment}.get(kind)
         result = function(value, *args, **kwargs) if first is None else function(first, value, *args, **kwargs)
         if isinstance(result, int):
-            _check_int(result)
-        meter.charge_for(result)
+            check_int(result)
+        meter.charge_shallow(result)
         return result
 
     return metered
@@ -383,95 +371,6 @@ def _to_json(
     return "".join(chunks)
 
 
-def _guard_operator(meter: Meter, operator: str, left: Any, right: Any) -> None:
-    """Charge for the result before it is made."""
-    meter.charge_for(left, right)
-    if operator == "*":
-        for value, times in ((left, right), (right, left)):
-            if isinstance(times, int) and not isinstance(value, int | float):
-                meter.charge(meter.weigh(value) * max(times, 0))
-    elif operator == "**" and isinstance(left, int) and isinstance(right, int):
-        if left.bit_length() * abs(right) > 256:
-            raise TooMuchWork("it computes with huge numbers")
-    elif operator == "%" and isinstance(left, str):
-        _guard_format(meter, left)
-
-
-def _guard_format(meter: Meter, text: str, *args: Any, **kwargs: Any) -> None:
-    """printf-style formats: a width or precision could ask for any length."""
-    for spec in text.split("%")[1:]:
-        head = spec.lstrip("#0- +")
-        if head.startswith(("*", ".*")) or re.match(r"\d*\.?\d*\*|\d{4}|\d*\.\d{4}", head):
-            raise TooMuchWork("it formats text to a great width")
-
-
-def _guard_method(meter: Meter, text: str, name: str, args: tuple[Any, ...]) -> None:
-    if name == "replace":
-        _guard_replace(meter, text, *args)
-    elif name == "join" and args:
-        _guard_join(meter, args[0], text)
-    elif name in ("center", "ljust", "rjust", "zfill") and args:
-        _guard_width(meter, text, *args)
-
-
-def _guard_replace(meter: Meter, text: Any, old: Any = "", new: Any = "", *args: Any, **kwargs: Any) -> None:
-    times = len(text) + 1 if not old else len(text) // len(old) if isinstance(old, str) else 0
-    old, new = kwargs.get("old", old), kwargs.get("new", new)
-    meter.charge(times * meter.weigh(new) if isinstance(text, str) else 0)
-
-
-def _guard_join(meter: Meter, items: Any, separator: Any = "", *args: Any, **kwargs: Any) -> None:
-    separator = kwargs.get("d", separator)
-    count = len(items) if isinstance(items, Sized) else 100_000  # what a generator over the longest range may give
-    meter.charge(count * meter.weigh(separator) if separator else 0)
-
-
-def _guard_width(meter: Meter, text: Any, width: Any = 80, *args: Any, **kwargs: Any) -> None:
-    width = kwargs.get("width", width)
-    meter.charge(max(width, 0) if isinstance(width, int) else 0)
-
-
-def _guard_indent(meter: Meter, text: Any, width: Any = 4, *args: Any, **kwargs: Any) -> None:
-    width = kwargs.get("width", width)
-    per_line = width if isinstance(width, int) else meter.weigh(width)
-    meter.charge(max(per_line, 0) * (len(text.splitlines()) + 1) if isinstance(text, str) else 0)
-
-
-def _guard_count(meter: Meter, value: Any, count: Any = 1, *args: Any, **kwargs: Any) -> None:
-    for number in (count, *kwargs.values()):
-        if isinstance(number, int):
-            meter.charge(8 * abs(number))
-
-
-def _guard_round(meter: Meter, value: Any, precision: Any = 0, *args: Any, **kwargs: Any) -> None:
-    precision = kwargs.get("precision", precision)
-    if isinstance(precision, int) and abs(precision) > 50:
-        raise TooMuchWork("it rounds to more than 50 digits")
-
-
-def _guard_sum(meter: Meter, value: Any, attribute: Any = None, start: Any = 0, *args: Any, **kwargs: Any) -> None:
-    if not isinstance(kwargs.get("start", start), int | float):
-        raise SecurityError("sum adds numbers only in a chat template")
-
-
-GUARDS: dict[str, Callable[..., None]] = {
-    "batch": _guard_count,
-    "center": _guard_width,
-    "format": _guard_format,
-    "indent": _guard_indent,
-    "join": _guard_join,
-    "replace": _guard_replace,
-    "round": _guard_round,
-    "slice": _guard_count,
-    "sum": _guard_sum,
-}
-
-
-def _check_int(value: int) -> None:
-    if not -MAX_INT < value < MAX_INT:
-        raise TooMuchWork("it computes with huge numbers")
-
-
 def _check_name(name: Any) -> None:
     if not isinstance(name, str) or name.startswith("_"):
         raise SecurityError(f"a namespace may not hold the name {name!r}")
@@ -479,7 +378,7 @@ def _check_name(name: Any) -> None:
 
 def _range(*args: int) -> range:
     for value in args:
-        _check_int(1024 * value)
+        check_int(1024 * value)
     numbers = range(*args)
     if len(numbers) > 100_000:
         raise TooMuchWork(f"it loops over a range of {len(numbers)}")
@@ -491,8 +390,10 @@ def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
 
 
 def _raise_exception(message: Any) -> None:
-    raise Refusal(str(message))
+    raise Refusal(message if isinstance(message, str) else "it gives no reason")
 
 
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(str(form)[:200])
+def _strftime_now(form: Any) -> str:
+    if not isinstance(form, str) or len(form) > 200:
+        raise SecurityError("strftime_now takes a short text in a chat template")
+    return datetime.now().strftime(form)

@@ -1,5 +1,6 @@
 """Text to token ids and back."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -9,6 +10,8 @@ import tokenizers
 from tuili.errors import InvalidRequest
 from tuili.text.tokenizer.control import ControlTokens
 from tuili.text.tokenizer.vocabulary import BYTE, NORMAL, Vocabulary
+
+_SPACE = re.compile(r"\s+")
 
 
 class Segment(NamedTuple):
@@ -101,8 +104,8 @@ class Tokenizer:
             ids += self._encode_plain(text[position:start])
             ids.append(control)
             position = end
-            if control in self._special.strip_after:
-                position += len(text) - position - len(text[position:].lstrip()) if text[position : position + 1].isspace() else 0
+            if control in self._special.strip_after and (space := _SPACE.match(text, position)):
+                position = space.end()
         return ids + self._encode_plain(text[position:])
 
     def _locate(self, segments: Iterable[Segment | tuple[str, bool]]) -> tuple[str, list[tuple[int, int, int]]]:
