@@ -117,7 +117,11 @@ class GenerateRequest:
     arrival: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+# The classes below are made once a token. They are not declared frozen, which would make them four times as dear to make, and
+# nobody changes them: events are values.
+
+
+@dataclass(slots=True, unsafe_hash=True)
 class TokenLogprob:
     """Log-probability (natural log) of one token, and of the likeliest alternatives, best first."""
 
@@ -126,7 +130,7 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class SequenceDelta:
     """What one sequence of a request gained since the last output. The last delta carries ``finish_reason``.
 
@@ -142,7 +146,7 @@ class SequenceDelta:
     stop_reason: str | int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Usage:
     """Token counts of a request so far; ``cached_tokens`` of the prompt came from the prefix cache."""
 
@@ -151,7 +155,7 @@ class Usage:
     cached_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class RequestOutput:
     """One event of a request's stream. ``prompt_logprobs`` comes once, with the first event, when it was asked for;
     its first entry is None, since nothing precedes the first prompt token. ``finished`` is true once, at the end.

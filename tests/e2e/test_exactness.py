@@ -5,9 +5,9 @@ import random
 from collections.abc import Iterator
 
 import pytest
+
 from support import models
 from support.tiny_engine import MACHINE, Workload, mixed_workload, tiny_engine
-
 from tuili.config.options import EngineOptions, IsaName
 from tuili.engine.build import LoadedEngine, build_engine
 from tuili.engine.llm import GenerationResult

@@ -15,11 +15,11 @@ from tuili.engine.build import LoadedEngine
 from tuili.engine.llm import GenerationResult
 
 RNG = random.Random(1)
-WORKLOAD = mixed_workload([[RNG.randrange(260) for _ in range(RNG.choice((3, 17, 60)))] for _ in range(6)], 8)
+WORKLOAD = mixed_workload([[RNG.randrange(260) for _ in range(RNG.choice((3, 17, 30)))] for _ in range(5)], 40)
 
 
 def engine(architecture: str, **options: int) -> LoadedEngine:
-    return tiny_engine(architecture, ReferenceBackend(), EngineOptions(max_model_len=112, **options))
+    return tiny_engine(architecture, ReferenceBackend(), EngineOptions(max_model_len=80, **options))
 
 
 def assert_close(got: list[GenerationResult], expected: list[GenerationResult]) -> None:
@@ -31,10 +31,9 @@ def assert_close(got: list[GenerationResult], expected: list[GenerationResult]) 
         assert given[0] == pytest.approx(given[1], abs=1e-4)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+@pytest.mark.parametrize("architecture", ["gemma3"])  # full and sliding-window layers in one model
 def test_batches_chunks_and_preemption_change_nothing(architecture: str) -> None:
     expected = WORKLOAD.run_alone(engine(architecture))
-    assert_close(WORKLOAD.run(engine(architecture)), expected)
     assert_close(WORKLOAD.run(engine(architecture, max_num_batched_tokens=16)), expected)
     budget = tight_budget(architecture)
     small = engine(architecture, kv_cache_memory_bytes=budget)

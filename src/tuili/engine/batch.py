@@ -41,8 +41,40 @@ class BatchBuilder:
         self._query_start = np.zeros(limits.max_num_seqs + 1, np.int32)
         self._context_lens = np.empty(limits.max_num_seqs, np.int32)
         self._adapter_ids = np.zeros(limits.max_num_seqs, np.int32)
+        # The last step, if each of its sequences computed one token and got one: when they all go on, only counters move.
+        self._steady: tuple[list[Sequence], Batch] | None = None
 
     def build(self, plan: StepPlan) -> Batch:
+        """The arrays of a step; what they hold is valid until the next call."""
+        batch = self._advance(plan) or self._build(plan)
+        step = batch.step
+        steady = batch.num_prompt_rows is None and len(step.token_ids) == len(step.logit_rows) == len(plan.sequences)
+        self._steady = (plan.sequences, batch) if steady else None
+        return batch
+
+    def _advance(self, plan: StepPlan) -> Batch | None:
+        """The common case by the short way: the same sequences as in the last step, one token further each."""
+        if self._steady is None or plan.admitted or plan.sequences != self._steady[0] or max(plan.num_tokens) > 1:
+            return None
+        sequences, batch = self._steady
+        if any(sequence.prompt_rows_pending for sequence in sequences):
+            return None
+        step = batch.step
+        step.token_ids[:] = [sequence.token_ids[-1] for sequence in sequences]
+        step.positions += 1
+        step.context_lens += 1
+        if self._copy_changed_tables(plan):
+            slots = np.array([sequence.slot for sequence in sequences], np.intp)
+            num_blocks = -(-int(step.context_lens.max()) // BLOCK_SIZE)
+            groups = range(len(self._tables))
+            step.slot_mapping = [self._map_slots(g, slots, step.positions[0]) for g in groups]
+            step.block_tables = [self._gather(g, slots, num_blocks) for g in groups]
+        else:
+            for mapping in step.slot_mapping:
+                mapping += 1
+        return Batch(step, self._sampling.advance(batch.sampling, sequences), None)
+
+    def _build(self, plan: StepPlan) -> Batch:
         for sequence in plan.admitted:
             self._admit(sequence)
         num_seqs = len(plan.sequences)
@@ -91,18 +123,22 @@ class BatchBuilder:
                 token_ids += sequence.token_ids[start : start + count]
         self._token_ids[:total] = token_ids
 
-    def _copy_changed_tables(self, plan: StepPlan) -> None:
+    def _copy_changed_tables(self, plan: StepPlan) -> bool:
+        """Returns whether there was any."""
+        any_changed = False
         for sequence in plan.sequences:
             blocks, slot = sequence.blocks, sequence.slot
             assert blocks is not None
             if not blocks.changed:
                 continue
             blocks.changed = False
+            any_changed = True
             for g, table in enumerate(blocks.tables):
                 row, copied = self._tables[g][slot], int(self._copied[g, slot])
                 row[copied : len(table)] = table[copied:]
                 row[: blocks.first[g]] = -1
                 self._copied[g, slot] = len(table)
+        return any_changed
 
     def _map_slots(self, group: int, token_slots: npt.NDArray[np.intp], positions: I32) -> I32:
         mapping = self._slot_mapping[group][: len(positions)]

@@ -169,6 +169,13 @@ class SamplingSlots:
             allowed_ids=allowed.ids,
         )
 
+    def advance(self, batch: SamplingBatch, sequences: list[Sequence]) -> SamplingBatch:
+        """The batch of the next step, when the last one sampled a token for each of the same ``sequences``."""
+        if self._lists and any(sequence.slot in self._lists for sequence in sequences):
+            return self.build(sequences)
+        batch.position += 1
+        return batch
+
     def _lists_of(self, sequences: list[Sequence], target: I32) -> tuple[Csr, Csr, Csr]:
         """Bias, penalties and allowed tokens; rows with a target have none."""
         num_rows = len(sequences)
