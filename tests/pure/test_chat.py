@@ -193,6 +193,15 @@ def test_template_variables_cannot_replace_the_request(name: str) -> None:
         CHAT.render(USER, **{name: "x"})
 
 
+def test_long_conversations_fit_the_budget() -> None:
+    """Counting messages in a loop, slicing them, and appending to one text: what templates of real models do."""
+    source = """{% set ns = namespace(out='') %}{% for m in messages %}
+    {%- set ns.out = ns.out ~ m.role ~ ': ' ~ messages[messages | length - (messages | length - loop.index0)].content ~ '\n' %}
+    {%- if loop.index0 == messages | length - 1 or messages[loop.index0:] %}{% endif %}{% endfor %}{{ ns.out }}"""
+    messages = [{"role": "user", "content": "word " * 100}] * 600
+    assert text_of(source, messages) == ("user: " + "word " * 100 + "\n") * 600
+
+
 ENDLESS = [
     "{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}",
     "{% for a in range(99999) %}{% for b in range(99999) if false %}{% endfor %}{% endfor %}",
