@@ -64,21 +64,24 @@ class Generation:
         self._running.discard(self)
 
     async def __aiter__(self) -> AsyncIterator[Event]:
-        events = self._one() if len(self._streams) == 1 else self._several()
-        async for event in events:
-            prompt_index, output = event
-            self.counts[prompt_index] = output.usage
-            if output.error is not None:
-                raise BackendError(f"generation failed: {output.error}")
-            yield event
+        if len(self._streams) == 1:
+            # The usual case, without a layer in between: this runs for every token of every stream.
+            async for output in self._streams[0]:
+                yield self._seen(0, output)
+        else:
+            async for prompt_index, output in self._merged():
+                yield self._seen(prompt_index, output)
         self._finished = not self.aborted
 
-    async def _one(self) -> AsyncIterator[Event]:
-        async for output in self._streams[0]:
-            yield 0, output
+    def _seen(self, prompt_index: int, output: RequestOutput) -> Event:
+        self.counts[prompt_index] = output.usage
+        if output.error is not None:
+            raise BackendError(f"generation failed: {output.error}")
+        return prompt_index, output
 
-    async def _several(self) -> AsyncIterator[Event]:
-        events: asyncio.Queue[Event | BaseException | None] = asyncio.Queue()
+    async def _merged(self) -> AsyncIterator[Event]:
+        """Events of several streams as they come; each stream is pumped by a task."""
+        events: asyncio.Queue[Event | Exception | None] = asyncio.Queue()
 
         async def pump(index: int, stream: RequestStream) -> None:
             try:
@@ -93,7 +96,7 @@ class Generation:
             running = len(pumps)
             while running:
                 event = await events.get()
-                if isinstance(event, BaseException):
+                if isinstance(event, Exception):
                     raise event
                 if event is None:
                     running -= 1

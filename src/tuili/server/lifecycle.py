@@ -53,6 +53,7 @@ def serve(load: Callable[[], LoadedEngine], options: ServerOptions, *, model_nam
 def uvicorn_config(service: Service) -> uvicorn.Config:
     """How uvicorn serves us: our own access log (uvicorn's would show query strings), no banner, no lifespan protocol."""
     logging.getLogger("uvicorn.access").disabled = True
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # its lines about starting and stopping repeat ours
     return uvicorn.Config(
         create_app(service),
         ws="none",

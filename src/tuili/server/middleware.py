@@ -67,6 +67,7 @@ class RequestLog:
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
+        state["server_send"] = send
         status = 0
 
         async def send_with_id(message: Message) -> None:

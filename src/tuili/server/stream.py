@@ -6,7 +6,7 @@ engine failed or the server stopped; or with nothing, when the client has gone. 
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 from starlette.responses import Response
@@ -23,7 +23,9 @@ log = logging.getLogger(__name__)
 DONE = b"data: [DONE]\n\n"
 
 
-def sse(chunks: Iterable[Struct]) -> bytes:
+def sse(chunks: Sequence[Struct]) -> bytes:
+    if len(chunks) == 1:
+        return b"data: %b\n\n" % encode(chunks[0])
     return b"".join([b"data: %b\n\n" % encode(chunk) for chunk in chunks])
 
 
@@ -40,13 +42,16 @@ class EventStream(Response):
         self._reply = reply
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # A task of its own, and the server's own ``send``: otherwise every token would pass all frames of the middleware twice.
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        writer = asyncio.create_task(self._write(scope["state"].get("server_send", send)))
         watcher = asyncio.create_task(abort_on_disconnect(receive, self._generation))
         try:
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            last = await self._write(send)
+            last = await writer
             await send({"type": "http.response.body", "body": last})
         finally:
             watcher.cancel()
+            writer.cancel()
             self._generation.close()
 
     async def _write(self, send: Send) -> bytes:

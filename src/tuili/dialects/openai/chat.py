@@ -17,7 +17,6 @@ from tuili.dialects.openai.wire import (
     ChatLogprobs,
     ChatMessage,
     UnsetType,
-    Usage,
 )
 from tuili.errors import InvalidRequest
 from tuili.types import RequestOutput, TokenLogprob
@@ -112,11 +111,12 @@ class ChatReply:
     """Feeds on the engine's events; see ``reply.Reply``."""
 
     def __init__(self, body: ChatCompletionBody, header: ReplyHeader, token_bytes: TokenBytes) -> None:
-        self._fields = header.fields()
+        self._head = (header.id, header.created, header.model, header.fingerprint)
         self._token_bytes = token_bytes
         self._with_logprobs = bool(body.logprobs)
         self._include_usage = body.include_usage
         self._continuous_usage = body.continuous_usage
+        self._no_usage: UnsetType | None = None if body.include_usage else UNSET
         self._choices = [Choice(index) for index in range(body.n or 1)]
         self._counts = TokenCounts(0, 0)
         self._prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
@@ -138,22 +138,19 @@ class ChatReply:
 
     def closing(self) -> list[ChatChunk]:
         """The totals, when they were asked for."""
-        return [ChatChunk(**self._fields, choices=[], usage=usage([self._counts]))] if self._include_usage else []
+        return [ChatChunk(*self._head, [], usage([self._counts]))] if self._include_usage else []
 
     def whole(self) -> ChatCompletion:
         prompt = self._prompt_logprobs
         return ChatCompletion(
-            **self._fields,
-            choices=[self._whole_of(choice) for choice in self._choices],
-            usage=usage([self._counts]),
-            prompt_logprobs=UNSET if prompt is None else prompt_logprobs(prompt, self._token_bytes),
+            *self._head,
+            [self._whole_of(choice) for choice in self._choices],
+            usage([self._counts]),
+            UNSET if prompt is None else prompt_logprobs(prompt, self._token_bytes),
         )
 
     def _chunk(self, choice: ChatChunkChoice) -> ChatChunk:
-        counts: Usage | UnsetType | None = None if self._include_usage else UNSET
-        if self._continuous_usage:
-            counts = usage([self._counts])
-        return ChatChunk(**self._fields, choices=[choice], usage=counts)
+        return ChatChunk(*self._head, [choice], usage([self._counts]) if self._continuous_usage else self._no_usage)
 
     def _news_of(self, choice: Choice) -> ChatChunkChoice:
         text, entries = choice.take()

@@ -7,7 +7,7 @@ from tuili.dialects.openai.logprobs import CompletionLogprobsWriter, prompt_logp
 from tuili.dialects.openai.params import usage
 from tuili.dialects.openai.reply import Choice, ReplyHeader, TokenBytes
 from tuili.dialects.openai.schema import CompletionBody
-from tuili.dialects.openai.wire import UNSET, Completion, CompletionChoice, CompletionLogprobs, PromptLogprobs, UnsetType, Usage
+from tuili.dialects.openai.wire import UNSET, Completion, CompletionChoice, CompletionLogprobs, PromptLogprobs, UnsetType
 from tuili.errors import InvalidRequest
 from tuili.types import RequestOutput, TokenLogprob
 from tuili.types import Usage as TokenCounts
@@ -54,7 +54,7 @@ class CompletionReply:
         prompt_ids: Sequence[Sequence[int]],
         prompt_texts: Sequence[str],
     ) -> None:
-        self._fields = header.fields()
+        self._head = (header.id, header.created, header.model, header.fingerprint)
         self._token_bytes = token_bytes
         self._n = body.n or 1
         self._echo = bool(body.echo)
@@ -62,6 +62,7 @@ class CompletionReply:
         self._show_prompt_logprobs = body.prompt_logprobs is not None
         self._include_usage = body.include_usage
         self._continuous_usage = body.continuous_usage
+        self._no_usage: UnsetType | None = None if body.include_usage else UNSET
         self._prompt_ids = prompt_ids
         self._prompt_texts = prompt_texts
         self._choices = [Choice(index) for index in range(len(prompt_ids) * self._n)]
@@ -85,17 +86,14 @@ class CompletionReply:
 
     def closing(self) -> list[Completion]:
         """The totals, when they were asked for."""
-        return [Completion(**self._fields, choices=[], usage=usage(self._counts))] if self._include_usage else []
+        return [Completion(*self._head, [], usage(self._counts))] if self._include_usage else []
 
     def whole(self) -> Completion:
         choices = [self._take(choice, in_stream=False) for choice in self._choices]
-        return Completion(**self._fields, choices=choices, usage=usage(self._counts))
+        return Completion(*self._head, choices, usage(self._counts))
 
     def _chunk(self, choice: CompletionChoice) -> Completion:
-        counts: Usage | UnsetType | None = None if self._include_usage else UNSET
-        if self._continuous_usage:
-            counts = usage(self._counts)
-        return Completion(**self._fields, choices=[choice], usage=counts)
+        return Completion(*self._head, [choice], usage(self._counts) if self._continuous_usage else self._no_usage)
 
     def _take(self, choice: Choice, *, in_stream: bool) -> CompletionChoice:
         text, entries = choice.take()

@@ -6,7 +6,7 @@ one or several events (a slow reader gets fewer and longer chunks), then ``closi
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -21,9 +21,6 @@ class ReplyHeader:
     created: int
     model: str
     fingerprint: str
-
-    def fields(self) -> dict[str, Any]:
-        return {"id": self.id, "created": self.created, "model": self.model, "system_fingerprint": self.fingerprint}
 
 
 class Reply(Protocol):
