@@ -100,7 +100,7 @@ def test_random_traces_end_with_every_block_free(groups: tuple[tuple[int, int | 
     rng = random.Random(str(groups))
     subject = scheduler(*groups, max_model_len=300)
     live: list[Request] = []
-    for number in range(500):
+    for number in range(300):
         num_prompt = rng.choice((1, 3, 16, 33, rng.randrange(1, 140)))
         num_prompt = min(num_prompt, subject.max_sequence_tokens - 1)
         params = {"n": rng.choice((1, 1, 1, 2, 4))}
