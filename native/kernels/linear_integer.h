@@ -51,6 +51,7 @@ struct IntegerProduct {
         const int64_t blocks = p.cols / kBlockCols;
         for (int64_t b = 0; b < blocks; b++) {
             reader.block(b);
+            prefetch_stream<M, F::kBlockLines>(reader.body);
             TUILI_UNROLL for (int half = 0; half < kHalves; half++) {
                 const int64_t column = b * kBlockCols + half * 16;
                 BlockDot dots[M];

@@ -34,7 +34,7 @@ template <class File>
 struct Block32Format : File {
     using Layout = Block32<File::kBits, File::kHasMin>;
     static constexpr int kSteps = 8;
-    static constexpr int kFileCols = 32;
+    static constexpr int kFileCols = 32, kBlockLines = Layout::kBody / 64;
 
     static size_t tile_bytes(int64_t cols) { return Layout::tile_bytes(cols); }
 
@@ -113,18 +113,6 @@ struct Block32Format : File {
     };
 };
 
-TUILI_INLINE void read_nibbles(const uint8_t* p, uint8_t* q) {
-    for (int j = 0; j < 16; j++) {
-        q[j] = p[j] & 15;
-        q[j + 16] = p[j] >> 4;
-    }
-}
-// Fifth bits of 32 levels: bit j of a little-endian word.
-TUILI_INLINE void read_fifth_bits(const uint8_t* p, uint8_t* q) {
-    const uint32_t bits = load32(p);
-    for (int j = 0; j < 32; j++) q[j] = static_cast<uint8_t>(q[j] | (bits >> j & 1u) << 4);
-}
-
 struct HalfScale {
     static constexpr Scale kScale = Scale::f16;
     static constexpr const int8_t* kTable = nullptr;
@@ -135,20 +123,20 @@ struct FileQ4_0 : HalfScale {
     static constexpr Format kFormat = Format::Q4_0;
     static constexpr int kBits = 4, kRange = 15, kOffset = 8, kFileBytes = 18;
     static constexpr bool kHasMin = false;
-    static void levels(const uint8_t* block, uint8_t* q) { read_nibbles(block + 2, q); }
+    static void levels(const uint8_t* block, uint8_t* q) { read_nibbles(block + 2, 16, q); }
 };
 struct FileQ4_1 : HalfScale {
     static constexpr Format kFormat = Format::Q4_1;
     static constexpr int kBits = 4, kRange = 15, kOffset = 0, kFileBytes = 20;
     static constexpr bool kHasMin = true;
-    static void levels(const uint8_t* block, uint8_t* q) { read_nibbles(block + 4, q); }
+    static void levels(const uint8_t* block, uint8_t* q) { read_nibbles(block + 4, 16, q); }
 };
 struct FileQ5_0 : HalfScale {
     static constexpr Format kFormat = Format::Q5_0;
     static constexpr int kBits = 5, kRange = 31, kOffset = 16, kFileBytes = 22;
     static constexpr bool kHasMin = false;
     static void levels(const uint8_t* block, uint8_t* q) {
-        read_nibbles(block + 6, q);
+        read_nibbles(block + 6, 16, q);
         read_fifth_bits(block + 2, q);
     }
 };
@@ -157,7 +145,7 @@ struct FileQ5_1 : HalfScale {
     static constexpr int kBits = 5, kRange = 31, kOffset = 0, kFileBytes = 24;
     static constexpr bool kHasMin = true;
     static void levels(const uint8_t* block, uint8_t* q) {
-        read_nibbles(block + 8, q);
+        read_nibbles(block + 8, 16, q);
         read_fifth_bits(block + 4, q);
     }
 };
@@ -172,7 +160,7 @@ struct FileIQ4_NL : HalfScale {
     static constexpr int kBits = 4, kRange = 128, kOffset = 0, kFileBytes = 18;
     static constexpr bool kHasMin = false;
     static constexpr int8_t kTable[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-    static void levels(const uint8_t* block, uint8_t* q) { read_nibbles(block + 2, q); }
+    static void levels(const uint8_t* block, uint8_t* q) { read_nibbles(block + 2, 16, q); }
 };
 // Values of E2M1 doubled, the scale halved; 16 is added so that they are unsigned.
 struct FileMXFP4 {
@@ -181,7 +169,7 @@ struct FileMXFP4 {
     static constexpr int kBits = 4, kRange = 31, kOffset = 16, kFileBytes = 17;
     static constexpr bool kHasMin = false;
     static constexpr int8_t kTable[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
-    static void levels(const uint8_t* block, uint8_t* q) { read_nibbles(block + 1, q); }
+    static void levels(const uint8_t* block, uint8_t* q) { read_nibbles(block + 1, 16, q); }
     // 2^(e - 128): subnormal for e < 2
     static uint16_t scale(const uint8_t* block) { return static_cast<uint16_t>(*block < 2 ? 0x20 << *block : (*block - 1) << 7); }
 };

@@ -9,18 +9,6 @@ namespace tuili::TUILI_ISA {
 
 inline constexpr int kSuper = 256;
 
-// Crumbs of the file: byte l of each 32 holds the columns l, 32 + l, 64 + l, 96 + l.
-TUILI_INLINE void read_crumbs(const uint8_t* p, int shift, uint8_t* q) {
-    for (int k = 0; k < kSuper; k++) {
-        const int crumb = p[k / 128 * 32 + k % 32] >> k % 128 / 32 * 2 & 3;
-        q[k] = static_cast<uint8_t>(q[k] | crumb << shift);
-    }
-}
-// One bit a column: bit j of byte l is column 32 * j + l.
-TUILI_INLINE void read_bits(const uint8_t* p, int shift, uint8_t* q) {
-    for (int k = 0; k < kSuper; k++) q[k] = static_cast<uint8_t>(q[k] | (p[k % 32] >> k / 32 & 1) << shift);
-}
-
 // ---- Q4_K, Q5_K: scales and minima of 6 bits for every 32 columns
 //   [64] low nibbles of the scales S[block * 16 + row]: byte j holds S[j], S[64 + j]; [64] of the minima M likewise
 //   [64] byte j: the high two bits of S[j], S[64 + j], M[j], M[64 + j];  [32] d  [32] dmin
@@ -32,6 +20,7 @@ struct SuperMin {
     static constexpr int kRange = kBits == 5 ? 31 : 15, kOffset = 0;
     static constexpr bool kHasMin = true;
     static constexpr int64_t kHead = 256, kFifth = kBits == 5 ? 64 : 0, kBody = kFifth + 256, kRecord = kHead + 8 * kBody;
+    static constexpr int kBlockLines = kBody / 64;
 
     static size_t tile_bytes(int64_t cols) { return static_cast<size_t>(cols / kSuper * kRecord); }
 
@@ -51,7 +40,7 @@ struct SuperMin {
             std::memcpy(tile + 224 + r * 2, src + 2, 2);
             const uint8_t* qs = src + (kBits == 5 ? 48 : 16);
             uint8_t q[kSuper];
-            for (int k = 0; k < kSuper; k++) q[k] = qs[k / 64 * 32 + k % 32] >> k / 32 % 2 * 4 & 15;
+            for (int c = 0; c < 4; c++) read_nibbles(qs + c * 32, 32, q + c * 64);
             if constexpr (kBits == 5) read_bits(src + 16, 4, q);
             for (int j = 0; j < 8; j++) {
                 uint8_t s, m;
@@ -127,14 +116,17 @@ struct Q6_K {
     static constexpr int kSteps = 4, kFileCols = kSuper, kFileBytes = 210, kRange = 63, kOffset = 32;
     static constexpr bool kHasMin = false;
     static constexpr int64_t kHead = 320, kRecord = kHead + 16 * 192;
+    static constexpr int kBlockLines = 6;
 
     static size_t tile_bytes(int64_t cols) { return static_cast<size_t>(cols / kSuper * kRecord); }
 
     static void pack_row(const uint8_t* src, int64_t cols, int r, uint8_t* tile) {
         for (int64_t g = 0; g < cols / kSuper; g++, src += kFileBytes, tile += kRecord) {
             uint8_t q[kSuper];
-            for (int k = 0; k < kSuper; k++) q[k] = src[k / 128 * 64 + k % 64] >> k / 64 % 2 * 4 & 15;
-            read_crumbs(src + 128, 4, q);
+            for (int c = 0; c < 2; c++) {
+                read_nibbles(src + c * 64, 64, q + c * 128);
+                read_crumbs(src + 128 + c * 32, 4, q + c * 128);
+            }
             for (int j = 0; j < 16; j++) {
                 tile[j * 16 + r] = src[192 + j];
                 uint8_t* body = tile + kHead + j * 192 + r * 4;
@@ -200,6 +192,7 @@ struct SuperCrumbs {
     static constexpr int kRange = 15, kOffset = kBits == 3 ? 4 : 0;
     static constexpr bool kHasMin = kBits == 2;
     static constexpr int64_t kHead = 320, kThird = kBits == 3 ? 64 : 0, kBody = kThird + 128, kRecord = kHead + 8 * kBody;
+    static constexpr int kBlockLines = kBody / 64;
 
     static size_t tile_bytes(int64_t cols) { return static_cast<size_t>(cols / kSuper * kRecord); }
 
@@ -213,7 +206,7 @@ struct SuperCrumbs {
     static void pack_row(const uint8_t* src, int64_t cols, int r, uint8_t* tile) {
         for (int64_t g = 0; g < cols / kSuper; g++, src += kFileBytes, tile += kRecord) {
             uint8_t q[kSuper] = {};
-            read_crumbs(src + (kBits == 3 ? 32 : 16), 0, q);
+            for (int c = 0; c < 2; c++) read_crumbs(src + (kBits == 3 ? 32 : 16) + c * 32, 0, q + c * 128);
             if constexpr (kBits == 3) read_bits(src, 2, q);
             for (int j = 0; j < 16; j++) {
                 tile[j * 16 + r] = scale_of(src, j);
@@ -301,6 +294,7 @@ struct IQ4_XS {
     static constexpr int kSteps = 8, kFileCols = kSuper, kFileBytes = 136, kRange = 128, kOffset = 0;
     static constexpr bool kHasMin = false;
     static constexpr int64_t kHead = 192, kBody = 256, kRecord = kHead + 8 * kBody;
+    static constexpr int kBlockLines = kBody / 64;
 
     static size_t tile_bytes(int64_t cols) { return static_cast<size_t>(cols / kSuper * kRecord); }
 
@@ -311,7 +305,7 @@ struct IQ4_XS {
                 const int low = src[4 + j / 2] >> j % 2 * 4 & 15, high = load16(src + 2) >> j * 2 & 3;
                 tile[j * 16 + r] = static_cast<uint8_t>((low | high << 4) - 32);
                 uint8_t q[32];
-                read_nibbles(src + 8 + j * 16, q);
+                read_nibbles(src + 8 + j * 16, 16, q);
                 put_nibbles(tile + kHead + j * kBody, r, q);
             }
         }

@@ -19,12 +19,49 @@ TUILI_INLINE uint32_t load32(const void* p) {
     return v;
 }
 TUILI_INLINE void store32(void* p, uint32_t v) { std::memcpy(p, &v, 4); }
+TUILI_INLINE uint64_t load64(const void* p) {
+    uint64_t v;
+    std::memcpy(&v, p, 8);
+    return v;
+}
+TUILI_INLINE void store64(void* p, uint64_t v) { std::memcpy(p, &v, 8); }
 TUILI_INLINE uint16_t load16(const void* p) {
     uint16_t v;
     std::memcpy(&v, p, 2);
     return v;
 }
 TUILI_INLINE float load_half(const void* p) { return half_to_float(load16(p)); }
+
+// Reading the file's levels, eight bytes at a time.
+inline constexpr uint64_t kEachByte = 0x0101010101010101u;
+
+// `bytes` bytes of nibbles: the low ones first, then the high ones.
+TUILI_INLINE void read_nibbles(const uint8_t* p, int bytes, uint8_t* q) {
+    for (int i = 0; i < bytes; i += 8) {
+        const uint64_t x = load64(p + i);
+        store64(q + i, x & kEachByte * 15);
+        store64(q + bytes + i, x >> 4 & kEachByte * 15);
+    }
+}
+// 32 bytes of crumbs: byte l holds the columns l, 32 + l, 64 + l, 96 + l. They become the bits from `shift` on.
+TUILI_INLINE void read_crumbs(const uint8_t* p, int shift, uint8_t* q) {
+    for (int i = 0; i < 32; i += 8)
+        for (int s = 0; s < 4; s++)
+            store64(q + s * 32 + i, load64(q + s * 32 + i) | (load64(p + i) >> 2 * s & kEachByte * 3) << shift);
+}
+// 32 bytes of single bits: bit j of byte l is column 32 * j + l.
+TUILI_INLINE void read_bits(const uint8_t* p, int shift, uint8_t* q) {
+    for (int i = 0; i < 32; i += 8)
+        for (int j = 0; j < 8; j++) store64(q + j * 32 + i, load64(q + j * 32 + i) | (load64(p + i) >> j & kEachByte) << shift);
+}
+// Fifth bits of 32 levels: bit j of byte i is column 8 * i + j.
+TUILI_INLINE void read_fifth_bits(const uint8_t* p, uint8_t* q) {
+    for (int i = 0; i < 4; i++) {
+        const uint64_t bit_in_its_byte = p[i] * kEachByte & 0x8040201008040201u;
+        const uint64_t fifth = ((bit_in_its_byte + kEachByte * 127) & kEachByte * 128) >> 3;
+        store64(q + i * 8, load64(q + i * 8) | fifth);
+    }
+}
 
 // The low four bits of 32 levels of row r: 4 vectors, columns v*4+i in the low nibbles, 16+v*4+i in the high ones.
 TUILI_INLINE void put_nibbles(uint8_t* vectors, int r, const uint8_t* q) {

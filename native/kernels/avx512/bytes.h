@@ -17,6 +17,14 @@ struct Bytes {
     __m512i v;
 };
 
+// Called with the levels of each block of a packed stream, kLines cache lines long, by kernels of M rows. Measured on Zen 4: with
+// one or two rows the hardware prefetchers do best alone, and a far prefetch costs up to half the rate; more rows gain from 8
+// KiB.
+template <int M, int kLines>
+TUILI_INLINE void prefetch_stream(const uint8_t* p) {
+    if constexpr (M > 2) TUILI_UNROLL for (int i = 0; i <= kLines; i++) asm volatile("prefetcht1 %0" : : "m"(p[8192 + i * 64]));
+}
+
 TUILI_INLINE Bytes load_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
 TUILI_INLINE void store_bytes(uint8_t* p, const Bytes& v) { _mm512_storeu_si512(p, v.v); }
 TUILI_INLINE Bytes operator&(const Bytes& v, int mask) {

@@ -16,6 +16,9 @@ inline constexpr int kPanelRows = 2;
 inline constexpr int kDirectStep = 2;
 inline constexpr int kDirectRows = 2;
 
+template <int M, int kLines>
+TUILI_INLINE void prefetch_stream(const uint8_t*) {}
+
 struct Bytes {
     uint8_t b[64];
 };
