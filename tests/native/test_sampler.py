@@ -155,8 +155,10 @@ def test_ties_go_to_the_lowest_id() -> None:
 
 
 def test_penalties_give_the_exact_vector() -> None:
-    """D-SAMP-4: presence and frequency look at generated tokens, repetition at prompt and generated ones. Prompt 5, 5, 7; generated
-    7, 9, 9. The order that greedy picks, banning each winner in turn, is the order of the penalised logits."""
+    """D-SAMP-4: presence and frequency look at generated tokens, repetition at prompt and generated ones.
+
+    Prompt 5, 5, 7; generated 7, 9, 9. The order that greedy picks, banning each winner in turn, is that of the penalised logits.
+    """
     logits = np.array([1.0, -1.0, 2.0, 0.0, 3.0, 4.0, -2.0, 2.5, 0.5, 1.5], np.float32)
     expected = logits.copy()
     expected[5] = 4.0 / 1.3
