@@ -30,11 +30,9 @@ inline void score_blocks(const float* q, int64_t ldq, const uint16_t* const* k, 
     for (int m = 0; m < rows; m++)
         for (int b = 0; b < wide; b++) sum[m][b] = zero();
     for (int d = 0; d < head_dim; d++) {
-        Vec16 key[wide];
-        for (int b = 0; b < wide; b++) key[b] = load_f16(k[b] + d * kBlockSize);
-        for (int m = 0; m < rows; m++) {
-            const Vec16 x = set1(q[m * ldq + d]);
-            for (int b = 0; b < wide; b++) sum[m][b] = fma(x, key[b], sum[m][b]);
+        for (int b = 0; b < wide; b++) {
+            const Vec16 key = load_f16(k[b] + d * kBlockSize);
+            for (int m = 0; m < rows; m++) sum[m][b] = fma(set1(q[m * ldq + d]), key, sum[m][b]);
         }
     }
     for (int m = 0; m < rows; m++)
@@ -59,11 +57,9 @@ inline void add_values_at(int d, const float* p, const uint16_t* const* v, int f
         for (int w = 0; w < wide; w++) sum[m][w] = set1(decay[m]) * load(out + m * head_dim + d + w * 16);
     for (int t = first_token; t < last_token; t++) {
         const uint16_t* value = v[t / kBlockSize] + (t % kBlockSize) * head_dim + d;
-        Vec16 x[wide];
-        for (int w = 0; w < wide; w++) x[w] = load_f16(value + w * 16);
-        for (int m = 0; m < rows; m++) {
-            const Vec16 weight = set1(p[m * kAttentionChunk + t]);
-            for (int w = 0; w < wide; w++) sum[m][w] = fma(weight, x[w], sum[m][w]);
+        for (int w = 0; w < wide; w++) {
+            const Vec16 x = load_f16(value + w * 16);
+            for (int m = 0; m < rows; m++) sum[m][w] = fma(set1(p[m * kAttentionChunk + t]), x, sum[m][w]);
         }
     }
     for (int m = 0; m < rows; m++)
@@ -134,6 +130,7 @@ class AttentionTile {
         for (int64_t c = first_position / kAttentionChunk * kAttentionChunk; c < last_position; c += kAttentionChunk) {
             const int first_token = static_cast<int>(first_position > c ? first_position - c : 0);
             const int last_token = static_cast<int>(last_position - c < kAttentionChunk ? last_position - c : kAttentionChunk);
+            prefetch_chunk(c + kAttentionChunk, last_position);
             chunk(c, first_token, last_token);
         }
         store_output();
@@ -143,6 +140,16 @@ class AttentionTile {
     int64_t first_visible(int query) const {
         const int64_t first = a_.window > 0 ? a_.first_position + query - a_.window + 1 : 0;
         return first > 0 ? first : 0;
+    }
+
+    // Blocks lie anywhere, so the hardware does not see the next ones coming.
+    void prefetch_chunk(int64_t c, int64_t last_position) const {
+        const int64_t bytes = a_.head_dim * kBlockSize * static_cast<int64_t>(sizeof(uint16_t));
+        for (int64_t t = c; t < last_position && t < c + kAttentionChunk; t += kBlockSize) {
+            const uint16_t* k = a_.pool + a_.block_table[t / kBlockSize] * a_.block_stride;
+            for (const uint16_t* side : {k, k + a_.v_offset})
+                for (int64_t i = 0; i < bytes; i += 64) prefetch(reinterpret_cast<const uint8_t*>(side) + i);
+        }
     }
 
     void load_queries() {

@@ -35,6 +35,12 @@ inline constexpr int kAttentionRows = 32;
 inline constexpr int kMaxHeadDim = 512;
 inline constexpr int64_t kAttentionScratch = kAttentionRows * (2 * kMaxHeadDim + kAttentionChunk + 4);
 
+// Bins of a sixteenth of a nat below the maximum; the last one takes everything further away.
+inline constexpr int kMassBins = 512;
+[[maybe_unused]] static inline int mass_bin(float distance) {
+    return distance < static_cast<float>(kMassBins - 1) / 16.0f ? static_cast<int>(distance * 16.0f) : kMassBins - 1;
+}
+
 // What one scan over a row of logits tells.
 struct RowMaximum {
     float value;   // the largest
@@ -66,6 +72,8 @@ struct OpKernels {
     RowMaximum (*row_maximum)(const float* x, int64_t n);
     // Sum over i of e^((x[i] - maximum) * factor); factor > 0.
     double (*sum_exp)(const float* x, int64_t n, float maximum, float factor);
+    // Adds e^-d to mass[mass_bin(d)] for every d = (maximum - x[i]) * factor; mass is [kMassBins].
+    void (*mass_by_distance)(const float* x, int64_t n, float maximum, float factor, double* mass);
     // Largest value of each run of `run` (a multiple of 16; the last may be shorter).
     void (*run_maxima)(const float* x, int64_t n, int64_t run, float* out);
     // Positions with x >= threshold, ascending, into ids (capacity n); returns how many.

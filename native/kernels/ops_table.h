@@ -24,6 +24,7 @@ inline constexpr OpKernels op_table(const char* isa) {
         .attention = &attention,
         .row_maximum = &row_maximum,
         .sum_exp = &sum_exp,
+        .mass_by_distance = &mass_by_distance,
         .run_maxima = &run_maxima,
         .find_at_least = &find_at_least,
         .find_noisy = &find_noisy,

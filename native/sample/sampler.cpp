@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -12,6 +13,7 @@ namespace tuili {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr int64_t kFewTokens = 64;
 constexpr int64_t kRun = 256; // columns that share one maximum when the top k are looked for
 
 struct Candidate {
@@ -114,9 +116,9 @@ class Row {
         if (greedy) return top.index;
         const int64_t limit = b_.top_k[r_] > 0 ? std::min<int64_t>(b_.top_k[r_], n_) : n_;
         if (limit == 1) return top.index;
-        if (limit == n_ && b_.top_p[r_] >= 1.0f) return draw_from_all(top);
-        std::vector<Candidate> kept = limit < n_ ? top_k(limit) : std::vector<Candidate>{};
-        if (b_.top_p[r_] < 1.0f) kept = limit < n_ ? keep_top_p(std::move(kept)) : top_p_of_all(top);
+        if (limit == n_) return b_.top_p[r_] < 1.0f ? draw_top_p(top) : draw_from_all(top, {-kInfinity, 0});
+        std::vector<Candidate> kept = top_k(limit);
+        if (b_.top_p[r_] < 1.0f) kept = keep_top_p(std::move(kept));
         return draw(kept);
     }
 
@@ -165,33 +167,59 @@ class Row {
         return std::exp((static_cast<double>(logit) - static_cast<double>(maximum)) / static_cast<double>(b_.temperature[r_]));
     }
 
-    // How many of the sorted candidates reach `goal`; their number plus one when all of them do not.
-    size_t count_to_reach(const std::vector<Candidate>& sorted, double goal) const {
+    // The fewest of the sorted candidates that reach `goal`; all of them when they do not.
+    bool keep_until(std::vector<Candidate>& sorted, double goal) const {
         double sum = 0;
         for (size_t i = 0; i < sorted.size(); i++) {
             sum += relative_probability(sorted[i].logit, sorted[0].logit);
-            if (sum >= goal) return i + 1;
+            if (sum >= goal) {
+                sorted.resize(i + 1);
+                return true;
+            }
         }
-        return sorted.size() + 1;
+        return false;
     }
 
     std::vector<Candidate> keep_top_p(std::vector<Candidate> sorted) const {
         double total = 0;
         for (const Candidate& c : sorted) total += relative_probability(c.logit, sorted[0].logit);
-        const size_t count = count_to_reach(sorted, total * static_cast<double>(b_.top_p[r_]));
-        if (count < sorted.size()) sorted.resize(count);
+        keep_until(sorted, total * static_cast<double>(b_.top_p[r_]));
         return sorted;
     }
 
-    // top_p over the whole vocabulary: more and more of the likeliest, until they are enough.
-    std::vector<Candidate> top_p_of_all(const RowMaximum& top) const {
-        const double goal = k_.sum_exp(x_, n_, top.value, inverse_temperature()) * static_cast<double>(b_.top_p[r_]);
-        for (int64_t count = 64;; count *= 8) {
-            std::vector<Candidate> sorted = top_k(std::min(count, n_));
-            const size_t needed = count_to_reach(sorted, goal);
-            if (needed <= sorted.size()) sorted.resize(needed);
-            if (needed <= sorted.size() || count >= n_) return sorted;
+    // Mostly a few tokens are enough; if not, the cut is looked for in the whole vocabulary.
+    int32_t draw_top_p(const RowMaximum& top) const {
+        std::vector<Candidate> likeliest = top_k(std::min<int64_t>(kFewTokens, n_));
+        const double total = k_.sum_exp(x_, n_, top.value, inverse_temperature());
+        if (keep_until(likeliest, total * static_cast<double>(b_.top_p[r_]))) return draw(likeliest);
+        return draw_from_all(top, last_of_top_p(top));
+    }
+
+    // The least likely token that top_p of the whole vocabulary keeps. Probability is first summed by distance from the maximum,
+    // so that only the bin where the sum is reached has to be sorted.
+    Candidate last_of_top_p(const RowMaximum& top) const {
+        const float factor = inverse_temperature();
+        std::vector<double> mass(kMassBins);
+        k_.mass_by_distance(x_, n_, top.value, factor, mass.data());
+        const double goal = std::accumulate(mass.begin(), mass.end(), 0.0) * static_cast<double>(b_.top_p[r_]);
+        int bin = 0;
+        double sum = 0;
+        while (bin < kMassBins - 1 && sum + mass[static_cast<size_t>(bin)] < goal) sum += mass[static_cast<size_t>(bin++)];
+        const std::vector<Candidate> sorted = sorted_bin(top.value, factor, bin);
+        for (const Candidate& c : sorted) {
+            sum += relative_probability(c.logit, top.value);
+            if (sum >= goal) return c;
         }
+        return sorted.empty() ? Candidate{top.value, top.index} : sorted.back();
+    }
+
+    std::vector<Candidate> sorted_bin(float maximum, float factor, int bin) const {
+        std::vector<Candidate> found;
+        for (int64_t i = 0; i < n_; i++)
+            if (x_[i] > -kInfinity && mass_bin((maximum - x_[i]) * factor) == bin)
+                found.push_back({x_[i], static_cast<int32_t>(i)});
+        std::sort(found.begin(), found.end(), likelier);
+        return found;
     }
 
     // Finite even for the smallest temperatures: differences of logits times it stay numbers.
@@ -221,8 +249,8 @@ class Row {
         return best;
     }
 
-    // Gumbel-max over all tokens: only those whose noise can lift them above the best so far are looked at.
-    int32_t draw_from_all(const RowMaximum& top) const {
+    // Gumbel-max over all tokens down to `last`: only those whose noise can lift them above the best so far are looked at.
+    int32_t draw_from_all(const RowMaximum& top, const Candidate& last) const {
         int32_t best = top.index;
         double best_score = score(top.value, top.value, top.index);
         int32_t ids[1024];
@@ -230,7 +258,7 @@ class Row {
             const int64_t count = k_.find_noisy(x_, n_, top.value, inverse_temperature(), best_score, key_, first, ids, 1024);
             for (int64_t i = 0; i < count; i++) {
                 const float logit = x_[ids[i]];
-                if (logit == -kInfinity || !passes_min_p(logit, top.value)) continue;
+                if (logit == -kInfinity || likelier(last, {logit, ids[i]}) || !passes_min_p(logit, top.value)) continue;
                 const double s = score(logit, top.value, ids[i]);
                 if (s > best_score || (s == best_score && ids[i] < best)) best = ids[i], best_score = s;
             }

@@ -45,6 +45,18 @@ inline double sum_exp(const float* x, int64_t n, float maximum, float factor) {
     return total;
 }
 
+inline void mass_by_distance(const float* x, int64_t n, float maximum, float factor, double* mass) {
+    const Vec16 m = set1(maximum), f = set1(factor);
+    for (int64_t i = 0; i < n; i += 16) {
+        const int64_t count = n - i < 16 ? n - i : 16;
+        const Vec16 distance = (m - (count == 16 ? load(x + i) : load_first(x + i, count))) * f;
+        float distances[16], masses[16];
+        store(distances, distance);
+        store(masses, exp(zero() - distance));
+        for (int64_t j = 0; j < count; j++) mass[mass_bin(distances[j])] += static_cast<double>(masses[j]);
+    }
+}
+
 inline void run_maxima(const float* x, int64_t n, int64_t run, float* out) {
     for (int64_t r = 0; r < n; r += run, out++) {
         const int64_t end = n - r < run ? n : r + run;
