@@ -99,9 +99,7 @@ def expected_of(isa: IsaName, alone: dict[str, list[GenerationResult]]) -> list[
 
 @pytest.mark.parametrize("isa", list(levels()))
 @pytest.mark.parametrize(("threads", "chunk"), [(2, 512), (2, 64), (1, 16)])
-def test_batches_chunks_and_threads(
-    isa: IsaName, threads: int, chunk: int, alone: dict[str, list[GenerationResult]]
-) -> None:
+def test_batches_chunks_and_threads(isa: IsaName, threads: int, chunk: int, alone: dict[str, list[GenerationResult]]) -> None:
     expected = expected_of(isa, alone)
     loaded = load(isa, threads, chunk)
     assert_same(REAL.run(loaded), expected)

@@ -132,7 +132,7 @@ def test_a_taken_port_names_its_owner() -> None:
         with server_process(MODULE, "--port", str(owner.port), "--load-seconds", "60") as server:
             assert server.wait() == 1
             (line,) = server.lines
-            assert f"port {owner.port}" in line and f"process {owner.process.pid}" in line and "--port" in line
+            assert f"port {owner.port}" in line and f"{MODULE} (process {owner.process.pid})" in line and "--port" in line
             assert "sk-secret" not in server.log
         assert owner.get("/health") == 200
 

@@ -185,11 +185,14 @@ class ServerProcess:
     def get(self, path: str) -> int:
         """The status of a GET; 0 when nobody listens."""
         try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=10) as connection:
-                connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
-                return read_reply(connection).status
+            return self.fetch(path).status
         except ConnectionError:
             return 0
+
+    def fetch(self, path: str) -> Reply:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=10) as connection:
+            connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+            return read_reply(connection)
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)

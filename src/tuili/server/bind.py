@@ -114,8 +114,8 @@ def _command(process: Path) -> str:
     if not words:
         return (process / "comm").read_text().strip()
     shown = [Path(words[0]).name]
-    for word in words[1:4]:
-        if word.startswith("-"):
+    for word in words[1:6]:
+        if word.startswith("-") and word != "-m":  # python -m tuili serve …
             break
         shown.append(Path(word).name if word.startswith("/") else word)
     return " ".join(shown)[:100]

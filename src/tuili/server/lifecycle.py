@@ -100,7 +100,7 @@ class Lifecycle:
 
     def _on_loaded(self, loaded: LoadedEngine, seconds: float) -> None:
         self._service.become_ready(loaded)
-        report.log_loaded(self._service, loaded, seconds)
+        report.log_loaded(self._service, loaded, seconds, shown_url(self._service.options.host, self._sockets))
         # What loading made lives for ever: keep the collector from walking it again and again.
         gc.collect()
         gc.freeze()

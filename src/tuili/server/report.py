@@ -20,7 +20,7 @@ def log_start(service: Service, url: str) -> None:
     log.info("listening on %s (%s); loading %s", url, access, service.model_name)
 
 
-def log_loaded(service: Service, loaded: LoadedEngine, seconds: float) -> None:
+def log_loaded(service: Service, loaded: LoadedEngine, seconds: float, url: str) -> None:
     """The rest, once the model is there."""
     for line in _model_lines(loaded):
         log.info(line)
@@ -38,7 +38,7 @@ def log_loaded(service: Service, loaded: LoadedEngine, seconds: float) -> None:
         log.warning("/v1/chat/completions will refuse: %s", loaded.chat_template_error)
     for warning in loaded.resolved.warnings:
         log.warning(warning)
-    log.info("%s is ready, loaded in %.2f s", service.model_name, seconds)
+    log.info("%s is ready at %s/v1, loaded in %.2f s", service.model_name, url, seconds)
 
 
 def _model_lines(loaded: LoadedEngine) -> list[str]:
