@@ -1,9 +1,8 @@
 // The one integer matrix product: weights as bytes, activations as signed bytes, for every format with scale blocks.
 //
 // For one output the operations are the same whatever the number of rows, the path and the ISA level:
-//   per scale block (32 columns, or 16):  x = float(exact integer sum) * 2^(60-j);  c = fma(x, scale, c)
-//   with minima, then:                    c = fma(float(sum of activations) * 2^(60-j), min, c)
-//   at the end:                           c = c * 2^-60 * row scale
+//   per scale block (32 columns, or 16):  x = float(exact integer sum) * activation scale;  c = fma(x, weight scale, c)
+//   with minima, then:                    c = fma(float(sum of activations) * activation scale, min, c)
 // Two paths: `direct` decodes a tile in registers for a few rows; `panel` first expands part of a tile to bytes and float scales.
 // Include after one level's bytes.h and the format's header.
 #pragma once
@@ -23,20 +22,17 @@ struct IntegerProduct {
         static TUILI_INLINE const int32_t* at(const uint8_t* row, int64_t offset, int64_t index) {
             return reinterpret_cast<const int32_t*>(row + offset) + index;
         }
-        TUILI_INLINE const int32_t* exponent(const uint8_t* row, int64_t b) const { return at(row, layout.exponents, b); }
+        TUILI_INLINE float scale(const uint8_t* row, int64_t b) const {
+            return reinterpret_cast<const float*>(row + layout.scales)[b];
+        }
         TUILI_INLINE const int32_t* offset(const uint8_t* row, int64_t b, int half) const {
             return kHalves == 1 ? at(row, layout.offsets32, b) : at(row, layout.offsets16, b * 2 + half);
         }
         TUILI_INLINE Vec16 sum(const uint8_t* row, int64_t b, int half) const {
-            if constexpr (kHalves == 2) return scaled_float(offset(row, b, half), exponent(row, b));
+            if constexpr (kHalves == 2) return set1(static_cast<float>(*offset(row, b, half)) * scale(row, b));
             return set1(reinterpret_cast<const float*>(row + layout.sums)[b]);
         }
-        TUILI_INLINE float scale(const uint8_t* row) const { return *reinterpret_cast<const float*>(row + layout.scale); }
     };
-
-    static TUILI_INLINE void finish(const Acts& acts, const uint8_t* row, const Vec16& c, float* sums) {
-        store(sums, c * set1(kUnbias) * set1(acts.scale(row)));
-    }
 
     template <int M>
     static __attribute__((noinline)) void direct(const Product& p, int first) {
@@ -66,14 +62,14 @@ struct IntegerProduct {
                 }
                 const Vec16 scale = reader.scale(half);
                 TUILI_UNROLL for (int m = 0; m < M; m++) c[m] =
-                    fma(dots[m].result(acts.offset(rows[m], b, half), acts.exponent(rows[m], b)), scale, c[m]);
+                    fma(dots[m].result(acts.offset(rows[m], b, half), acts.scale(rows[m], b)), scale, c[m]);
                 if constexpr (F::kHasMin) {
                     const Vec16 min = reader.min(half);
                     TUILI_UNROLL for (int m = 0; m < M; m++) c[m] = fma(acts.sum(rows[m], b, half), min, c[m]);
                 }
             }
         }
-        TUILI_UNROLL for (int m = 0; m < M; m++) finish(acts, rows[m], c[m], p.sums + (first + m) * kTileRows);
+        TUILI_UNROLL for (int m = 0; m < M; m++) store(p.sums + (first + m) * kTileRows, c[m]);
     }
 
     // A panel's block: scales of its halves, minima of its halves, then 8 steps of 64 bytes.
@@ -119,7 +115,7 @@ struct IntegerProduct {
                 const auto* head = reinterpret_cast<const float*>(panel);
                 const Vec16 scale = load(head + half * 16);
                 TUILI_UNROLL for (int m = 0; m < M; m++) {
-                    const Vec16 x = dots[m].result(acts.offset(rows[m], b, half), acts.exponent(rows[m], b));
+                    const Vec16 x = dots[m].result(acts.offset(rows[m], b, half), acts.scale(rows[m], b));
                     Vec16 c = fma(x, scale, load(sums + m * kTileRows));
                     if constexpr (F::kHasMin) c = fma(acts.sum(rows[m], b, half), load(head + (kHalves + half) * 16), c);
                     store(sums + m * kTileRows, c);
@@ -142,7 +138,6 @@ struct IntegerProduct {
     }
 
     static void panel(const Product& p) {
-        const Acts acts(p.cols);
         for (int m = 0; m < p.num_rows; m++) store(p.sums + m * kTileRows, zero());
         typename F::Reader reader(p.tile, p.cols);
         const int64_t blocks = p.cols / kBlockCols, step = kPanelCols / kBlockCols;
@@ -155,7 +150,6 @@ struct IntegerProduct {
                 panel_rows_of<kPanelRows>(to - from, p, from, b, end);
             }
         }
-        for (int m = 0; m < p.num_rows; m++) finish(acts, p.rows[m], load(p.sums + m * kTileRows), p.sums + m * kTileRows);
     }
 
     static void run(const Product& p) {

@@ -51,32 +51,29 @@ struct LinearTable {
 
     static void quantise_row(const float* x, int64_t cols, const ActLayout& layout, uint8_t* record) {
         const int64_t blocks = cols / kBlockCols;
-        auto* exponents = reinterpret_cast<int32_t*>(record + layout.exponents);
+        auto* scales = reinterpret_cast<float*>(record + layout.scales);
         auto* offsets32 = reinterpret_cast<int32_t*>(record + layout.offsets32);
         auto* sums = reinterpret_cast<float*>(record + layout.sums);
         auto* offsets16 = reinterpret_cast<int32_t*>(record + layout.offsets16);
         int32_t largest = 0;
         for (int64_t b = 0; b < blocks; b++) {
-            exponents[b] = max_magnitude(x + b * kBlockCols);
-            if (exponents[b] > largest) largest = exponents[b];
+            const int32_t magnitude = max_magnitude(x + b * kBlockCols);
+            scales[b] = std::bit_cast<float>(magnitude);
+            if (magnitude > largest) largest = magnitude;
         }
-        const float row_max = std::bit_cast<float>(largest);
-        const bool finite = largest < 0x7f800000, usable = finite && row_max >= kSmallestMax;
-        const float inverse = usable ? 127.0f / row_max : 0.0f;
-        const float scale = usable ? row_max / 127.0f : finite ? 0.0f : std::numeric_limits<float>::quiet_NaN();
-        std::memcpy(record + layout.scale, &scale, sizeof scale);
-        if (!usable) std::memset(record, 0, static_cast<size_t>(layout.scale));
-        for (int64_t b = 0; usable && b < blocks; b++) {
-            // The largest j with max * inverse * 2^j <= 127 = 1.984375 * 2^6.
-            const int32_t top = std::bit_cast<int32_t>(std::bit_cast<float>(exponents[b]) * inverse);
-            int32_t j = 127 + 6 - ((top + 0x1ffff) >> 23);
-            j = j < 0 ? 0 : j > kExponentBias ? kExponentBias : j;
+        if (largest >= 0x7f800000) {
+            std::memset(record, 0, static_cast<size_t>(layout.end));
+            for (int64_t b = 0; b < blocks; b++) scales[b] = sums[b] = std::numeric_limits<float>::quiet_NaN();
+            return;
+        }
+        for (int64_t b = 0; b < blocks; b++) {
+            const float max = scales[b];
             int32_t halves[2];
-            quantise_block(x + b * kBlockCols, inverse, std::bit_cast<float>((127 + j) << 23), record + b * kBlockCols, halves);
+            quantise_block(x + b * kBlockCols, max >= kSmallestMax ? 127.0f / max : 0.0f, record + b * kBlockCols, halves);
             const int32_t sum = halves[0] + halves[1];
-            exponents[b] = (kExponentBias - j) << 23;
+            scales[b] = max >= kSmallestMax ? max / 127.0f : 0.0f;
             offsets32[b] = -16 * sum;
-            sums[b] = static_cast<float>(sum) * std::bit_cast<float>((127 + kExponentBias - j) << 23);
+            sums[b] = static_cast<float>(sum) * scales[b];
             offsets16[2 * b] = -32 * halves[0];
             offsets16[2 * b + 1] = -32 * halves[1];
         }

@@ -78,12 +78,9 @@ TUILI_INLINE __m256i broadcast4(const void* p) {
     return _mm256_set1_epi32(v);
 }
 
-// float(sum) * 2^k by an integer addition to the exponent field; `exponent` is k << 23. A zero becomes a value far below one
-// unit.
-TUILI_INLINE Vec16 scaled_floats(__m256i lo, __m256i hi, const int32_t* exponent) {
-    const __m256i e = broadcast4(exponent);
-    return {_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(_mm256_cvtepi32_ps(lo)), e)),
-            _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(_mm256_cvtepi32_ps(hi)), e))};
+TUILI_INLINE Vec16 scaled_floats(__m256i lo, __m256i hi, float scale) {
+    const __m256 s = _mm256_set1_ps(scale);
+    return {_mm256_mul_ps(_mm256_cvtepi32_ps(lo), s), _mm256_mul_ps(_mm256_cvtepi32_ps(hi), s)};
 }
 
 // The integer sum of one scale block of kSteps * 4 columns. Weights are bytes 0 .. kRange with kOffset still to be taken off, or
@@ -120,12 +117,12 @@ struct Dot {
         }
     }
 
-    // float(sum) * 2^k, `exponent` being k << 23.
-    TUILI_INLINE Vec16 result(const int32_t* offset, const int32_t* exponent) const {
-        if constexpr (kOffset == 0) return scaled_floats(lo, hi, exponent);
+    // float(sum) * scale
+    TUILI_INLINE Vec16 result(const int32_t* offset, float scale) const {
+        if constexpr (kOffset == 0) return scaled_floats(lo, hi, scale);
         __m256i o = broadcast4(offset);
         if constexpr (kOffset < kUnit) o = _mm256_srai_epi32(o, kUnit / kOffset == 2 ? 1 : 3);
-        return scaled_floats(_mm256_add_epi32(lo, o), _mm256_add_epi32(hi, o), exponent);
+        return scaled_floats(_mm256_add_epi32(lo, o), _mm256_add_epi32(hi, o), scale);
     }
 };
 
@@ -142,10 +139,10 @@ TUILI_INLINE int32_t max_magnitude(const float* x) {
     return _mm_cvtsi128_si32(_mm_max_epi32(m, _mm_shuffle_epi32(m, 0xb1)));
 }
 
-// q = round(x * row * block) of 32 columns, to nearest even; sums of each half.
-TUILI_INLINE void quantise_block(const float* x, float row, float block, uint8_t* q, int32_t (&sums)[2]) {
-    const __m256 r = _mm256_set1_ps(row), b = _mm256_set1_ps(block);
-    const auto integers = [&](int i) { return _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_mul_ps(_mm256_loadu_ps(x + i), r), b)); };
+// q = round(x * inverse) of 32 columns, to nearest even; sums of each half.
+TUILI_INLINE void quantise_block(const float* x, float inverse, uint8_t* q, int32_t (&sums)[2]) {
+    const __m256 r = _mm256_set1_ps(inverse);
+    const auto integers = [&](int i) { return _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + i), r)); };
     const __m256i lo = _mm256_packs_epi32(integers(0), integers(8)), hi = _mm256_packs_epi32(integers(16), integers(24));
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     const __m256i v = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(lo, hi), order);
@@ -155,12 +152,6 @@ TUILI_INLINE void quantise_block(const float* x, float row, float block, uint8_t
     s = _mm256_add_epi32(s, _mm256_shuffle_epi32(s, 0xb1));
     sums[0] = _mm_cvtsi128_si32(_mm256_castsi256_si128(s));
     sums[1] = _mm_cvtsi128_si32(_mm256_extracti128_si256(s, 1));
-}
-
-// float(*p) * 2^k in every lane.
-TUILI_INLINE Vec16 scaled_float(const int32_t* p, const int32_t* exponent) {
-    const __m256i v = broadcast4(p);
-    return scaled_floats(v, v, exponent);
 }
 
 } // namespace tuili::avx2

@@ -58,12 +58,6 @@ TUILI_INLINE __m512i broadcast4(const void* p) {
     return _mm512_set1_epi32(v);
 }
 
-// float(sum) * 2^k by an integer addition to the exponent field; `exponent` is k << 23. A zero becomes a value far below one
-// unit.
-TUILI_INLINE Vec16 scaled_floats(__m512i sum, const int32_t* exponent) {
-    return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(_mm512_cvtepi32_ps(sum)), broadcast4(exponent)))};
-}
-
 // The integer sum of one scale block of kSteps * 4 columns. Weights are bytes 0 .. kRange with kOffset still to be taken off, or
 // signed bytes where kRange is 128 (made unsigned here). `offset` points to -unit * (sum of the block's activations), unit being
 // 16 for 32 columns, 32 for 16.
@@ -88,8 +82,10 @@ struct Dot {
         sum = _mm512_dpbusd_epi32(sum, u, broadcast4(a));
     }
 
-    // float(sum) * 2^k, `exponent` being k << 23.
-    TUILI_INLINE Vec16 result(const int32_t*, const int32_t* exponent) const { return scaled_floats(sum, exponent); }
+    // float(sum) * scale
+    TUILI_INLINE Vec16 result(const int32_t*, float scale) const {
+        return {_mm512_mul_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(scale))};
+    }
 };
 
 // The largest |x| of 32 floats, as its bits (so that NaN > infinity > every number).
@@ -99,17 +95,14 @@ TUILI_INLINE int32_t max_magnitude(const float* x) {
     return _mm512_reduce_max_epi32(_mm512_max_epi32(a, b));
 }
 
-// q = round(x * row * block) of 32 columns, to nearest even; sums of each half.
-TUILI_INLINE void quantise_block(const float* x, float row, float block, uint8_t* q, int32_t (&sums)[2]) {
-    const __m512 r = _mm512_set1_ps(row), b = _mm512_set1_ps(block);
+// q = round(x * inverse) of 32 columns, to nearest even; sums of each half.
+TUILI_INLINE void quantise_block(const float* x, float inverse, uint8_t* q, int32_t (&sums)[2]) {
+    const __m512 r = _mm512_set1_ps(inverse);
     TUILI_UNROLL for (int i = 0; i < 2; i++) {
-        const __m512i v = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_mul_ps(_mm512_loadu_ps(x + i * 16), r), b));
+        const __m512i v = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + i * 16), r));
         _mm_storeu_si128(reinterpret_cast<__m128i*>(q + i * 16), _mm512_cvtsepi32_epi8(v));
         sums[i] = _mm512_reduce_add_epi32(v);
     }
 }
-
-// float(*p) * 2^k in every lane.
-TUILI_INLINE Vec16 scaled_float(const int32_t* p, const int32_t* exponent) { return scaled_floats(broadcast4(p), exponent); }
 
 } // namespace tuili::avx512

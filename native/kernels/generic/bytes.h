@@ -65,12 +65,6 @@ TUILI_INLINE Vec16 floats_of_bf16(const uint16_t* p) {
     return map([&](int i) { return std::bit_cast<float>(static_cast<uint32_t>(p[i]) << 16); });
 }
 
-// float(sum) * 2^k by an integer addition to the exponent field; `exponent` is k << 23. A zero becomes a value far below one
-// unit.
-TUILI_INLINE float scale_integer(int32_t sum, int32_t exponent) {
-    return std::bit_cast<float>(std::bit_cast<int32_t>(static_cast<float>(sum)) + exponent);
-}
-
 // The integer sum of one scale block of kSteps * 4 columns. Weights are bytes 0 .. kRange with kOffset still to be taken off, or
 // signed bytes where kRange is 128. `offset` points to -unit * (sum of the block's activations), unit being 16 for 32 columns, 32
 // for 16.
@@ -93,9 +87,9 @@ struct Dot {
         }
     }
 
-    // float(sum) * 2^k, `exponent` being k << 23.
-    TUILI_INLINE Vec16 result(const int32_t*, const int32_t* exponent) const {
-        return map([&](int r) { return scale_integer(sum[r], *exponent); });
+    // float(sum) * scale
+    TUILI_INLINE Vec16 result(const int32_t*, float scale) const {
+        return map([&](int r) { return static_cast<float>(sum[r]) * scale; });
     }
 };
 
@@ -109,18 +103,15 @@ TUILI_INLINE int32_t max_magnitude(const float* x) {
     return largest;
 }
 
-// q = round(x * row * block) of 32 columns, to nearest even; sums of each half.
-TUILI_INLINE void quantise_block(const float* x, float row, float block, uint8_t* q, int32_t (&sums)[2]) {
+// q = round(x * inverse) of 32 columns, to nearest even; sums of each half.
+TUILI_INLINE void quantise_block(const float* x, float inverse, uint8_t* q, int32_t (&sums)[2]) {
     const float magic = 12582912.0f; // 1.5 * 2^23: adding it rounds to an integer
     sums[0] = sums[1] = 0;
     TUILI_KEEP_LOOP for (int i = 0; i < 32; i++) {
-        const int32_t v = static_cast<int32_t>((x[i] * row * block + magic) - magic);
+        const int32_t v = static_cast<int32_t>((x[i] * inverse + magic) - magic);
         q[i] = static_cast<uint8_t>(v);
         sums[i / 16] += v;
     }
 }
-
-// float(*p) * 2^k in every lane.
-TUILI_INLINE Vec16 scaled_float(const int32_t* p, const int32_t* exponent) { return set1(scale_integer(*p, *exponent)); }
 
 } // namespace tuili::generic
