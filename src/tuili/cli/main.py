@@ -6,7 +6,6 @@ Exit codes: 0 done, 1 it could not be done (or the reader of our output went awa
 import os
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 from importlib import import_module
 
 import click
@@ -42,6 +41,8 @@ class LazyGroup(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            from difflib import get_close_matches
+
             near = get_close_matches(args[0], self.list_commands(ctx), n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(self.list_commands(ctx))}"
             ctx.fail(f"there is no command {args[0]!r}: {hint}")
@@ -55,7 +56,7 @@ class LazyGroup(click.Group):
 @click.group(
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog="Begin with: tuili run smollm2 'What is the capital of France?'",
+    epilog="Begin with: tuili run smollm2 'What is the capital of France? Answer in one sentence.'",
 )
 @click.version_option(__version__, "--version", message="tuili %(version)s")
 def group() -> None:

@@ -45,7 +45,7 @@ def command(
     opens a chat. A model of the catalogue that is not here yet is fetched first.
 
     \b
-    tuili run smollm2 "What is the capital of France?"
+    tuili run smollm2 "What is the capital of France? Answer in one sentence."
     git diff | tuili run qwen2.5-coder "Explain this change"
     tuili run smollm2
     """

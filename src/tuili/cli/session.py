@@ -1,9 +1,8 @@
 """A conversation with a loaded model: what was said, the next prompt, the answer as it comes."""
 
 import asyncio
-import secrets
+import os
 import time
-import uuid
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -96,7 +95,7 @@ class Session:
     async def _generate(self, prompt: list[int], answer: Answer, write: Callable[[str], None]) -> None:
         params = replace(self.params, seed=answer.seed)
         started = time.monotonic()
-        stream = self.loaded.client.submit(GenerateRequest(uuid.uuid4().hex, tuple(prompt), params))
+        stream = self.loaded.client.submit(GenerateRequest(os.urandom(8).hex(), tuple(prompt), params))
         try:
             async for output in stream:
                 now = time.monotonic()
@@ -115,7 +114,7 @@ class Session:
             await stream.aclose()
 
     def _seed(self) -> int:
-        return self.params.seed if self.params.seed is not None else secrets.randbits(32)
+        return self.params.seed if self.params.seed is not None else int.from_bytes(os.urandom(4))
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return self._runner.run(coroutine)

@@ -5,10 +5,8 @@ A setting comes from its flag, else from ``TUILI_<NAME>``, else from ``config.to
 
 import os
 import re
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -93,10 +91,15 @@ def locale_name() -> str:
 def read_settings(home: Path | None = None) -> "Settings":
     """Settings of this process. Raises ConfigError for an unreadable file or an unknown name in it."""
     path = (home or home_dir()) / "config.toml"
+    return Settings(dict(os.environ), _read_file(path) if path.exists() else {}, path)
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    import tomllib  # as with difflib: most people have no such file
+    from difflib import get_close_matches
+
     try:
         file = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        file = {}
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
     for name in file:
@@ -104,7 +107,7 @@ def read_settings(home: Path | None = None) -> "Settings":
             near = get_close_matches(name, FILE_SETTINGS, n=1)
             hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(FILE_SETTINGS))}"
             raise ConfigError(f"{path} sets {name!r}, which is no setting: {hint}")
-    return Settings(dict(os.environ), file, path)
+    return file
 
 
 def parse_size(text: str) -> int:

@@ -1,11 +1,9 @@
 """The models that Tuili knows by name: ``catalogue.toml`` as typed data."""
 
-import difflib
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from tuili.errors import ModelNotFound
@@ -110,10 +108,12 @@ class Catalogue:
 
 def not_found(name: ModelName, known: list[str]) -> ModelNotFound:
     """An error that names what is possible: the nearest known names, or all of them."""
+    from difflib import get_close_matches
+
     same = [full for full in known if full.split(":")[0] == name.name]
     bare = {full.split(":")[0]: full for full in reversed(known)}
-    near = same or difflib.get_close_matches(str(name), known, n=3, cutoff=0.6)
-    near = near or [bare[match] for match in difflib.get_close_matches(name.name, list(bare), n=3, cutoff=0.5)]
+    near = same or get_close_matches(str(name), known, n=3, cutoff=0.6)
+    near = near or [bare[match] for match in get_close_matches(name.name, list(bare), n=3, cutoff=0.5)]
     hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(known)}."
     return ModelNotFound(f"no model is called {str(name)!r}: {hint} A path to a .gguf file works too.")
 
@@ -121,11 +121,13 @@ def not_found(name: ModelName, known: list[str]) -> ModelNotFound:
 @cache
 def load_catalogue() -> Catalogue:
     """The catalogue that is shipped with the program."""
-    return parse_catalogue((files("tuili.library") / "catalogue.toml").read_text(encoding="utf-8"))
+    return parse_catalogue(Path(__file__).with_name("catalogue.toml").read_text(encoding="utf-8"))
 
 
 def parse_catalogue(text: str) -> Catalogue:
     """Raises KeyError, TypeError or ValueError for a malformed catalogue: it is ours, so that is a bug."""
+    import tomllib
+
     document = tomllib.loads(text)
     licences = {key: Licence(**fields) for key, fields in document["licence"].items()}
     return Catalogue(tuple(_entry(fields, licences) for fields in document["model"]))

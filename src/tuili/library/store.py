@@ -4,10 +4,8 @@ Every write is a rename, so a reader sees an old state or a new one, never half 
 first: a blob without a manifest is waste, a manifest without a blob would be a lie.
 """
 
-import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -80,6 +78,8 @@ class Store:
         target = self.manifests / manifest.name / f"{manifest.tag}.json"
         text = json.dumps({"schema": SCHEMA, **asdict(manifest)}, indent=2, ensure_ascii=False) + "\n"
         target.parent.mkdir(parents=True, exist_ok=True)
+        import tempfile
+
         descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=".", suffix=".tmp")
         try:
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -150,6 +150,8 @@ def partial_path(target: Path) -> Path:
 
 def sha256_of(path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
     """Hexadecimal digest of a file; ``on_bytes`` is told how far it got."""
+    import hashlib
+
     digest = hashlib.sha256()
     done = 0
     with path.open("rb") as file:

@@ -1,9 +1,8 @@
 """The one door to the compiled extension: is it there, does it belong to this package, what can this CPU do."""
 
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
+from tuili import __version__
 from tuili.config.options import IsaName
 from tuili.errors import BackendError
 
@@ -25,14 +24,10 @@ def extension():
     return _native
 
 
-@cache
 def _check_version(built: str) -> None:
-    try:
-        expected = version("tuili")
-    except PackageNotFoundError:
-        return  # running from a source tree
-    if built not in ("", expected):
-        raise BackendError(f"the native CPU backend was built for tuili {built}, but this is tuili {expected}; {_REBUILD}")
+    """A build of a source tree by CMake alone has no version."""
+    if built not in ("", __version__):
+        raise BackendError(f"the native CPU backend was built for tuili {built}, but this is tuili {__version__}; {_REBUILD}")
 
 
 def best_isa() -> IsaName:
