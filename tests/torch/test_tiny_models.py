@@ -105,7 +105,7 @@ def test_quantised_weights_equal_transformers_on_their_decoded_values(name: str,
     expected = oracle.logits(prompt)
     reference = Sequences(*executable(oracle, ReferenceBackend(), limits_for, weights))
     assert cosines(expected, reference.feed({0: prompt})).min() > 0.9999
-    # Here activations are rounded to 8 bits too, and between experts a rounding can tip the choice at a position.
+    # Here activations are rounded to 8 bits too, and a rounding can tip the choice between two experts.
     native = Sequences(*executable(oracle, CpuBackend(threads=1), limits_for, weights)).feed({0: prompt})
-    assert np.median(cosines(expected, native)) > 0.9995
+    assert np.median(cosines(expected, native)) > 0.998
     assert name == "qwen3_moe" or cosines(expected, native).min() > 0.999
