@@ -18,6 +18,7 @@ $(BIN)/python:
 $(VENV)/.run: $(BIN)/python pyproject.toml $(NATIVE)
 	@echo "Installing Tuili and building its native part into $(VENV) (about two minutes the first time) …"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	$(BIN)/python -m compileall -q src/tuili
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.run requirements-dev.txt
@@ -29,7 +30,7 @@ $(VENV)/.oracle: $(VENV)/.dev requirements-oracle.txt
 	@touch $@
 
 run: $(VENV)/.run  ## the first answer: fetches SmolLM2 (98 MB) if it is not here yet
-	$(BIN)/tuili run smollm2 "What is the capital of France?"
+	$(BIN)/tuili run smollm2 "What is the capital of France? Answer in one sentence." --temperature 0
 
 build: $(VENV)/.run  ## rebuild the native part after a change under native/
 
@@ -44,11 +45,11 @@ test: $(VENV)/.dev  ## everything that needs no real model beyond SmolLM2 and no
 	$(BIN)/python -m pytest tests/pure tests/native tests/e2e -m "not real and not slow"
 
 test-all: $(VENV)/.oracle  ## adds the real models and the oracles (transformers on torch)
-	$(BIN)/python tests/support/fetch.py
+	PYTHONPATH=tests $(BIN)/python -m support.fetch
 	$(BIN)/python -m pytest tests
 
 bars: $(VENV)/.oracle  ## the comparisons with other engines: long, needs a quiet machine
-	$(BIN)/python tests/support/fetch.py
+	PYTHONPATH=tests $(BIN)/python -m support.fetch
 	$(BIN)/python benchmarks/compare_quality.py
 	$(BIN)/python benchmarks/compare_llama_cpp.py
 	$(BIN)/python benchmarks/step_overhead.py
