@@ -4,6 +4,8 @@
 #include "kernels/inline.h"
 #include <cstring>
 
+#include "kernels/avx2/quantise.h" // needs vec.h
+
 namespace tuili::avx512 {
 
 // Tiles that one register tile of the panel kernel covers, and its rows.
@@ -87,22 +89,5 @@ struct Dot {
         return {_mm512_mul_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(scale))};
     }
 };
-
-// The largest |x| of 32 floats, as its bits (so that NaN > infinity > every number).
-TUILI_INLINE int32_t max_magnitude(const float* x) {
-    const __m512i mask = _mm512_set1_epi32(0x7fffffff);
-    const __m512i a = _mm512_and_si512(_mm512_loadu_si512(x), mask), b = _mm512_and_si512(_mm512_loadu_si512(x + 16), mask);
-    return _mm512_reduce_max_epi32(_mm512_max_epi32(a, b));
-}
-
-// q = round(x * inverse) of 32 columns, to nearest even; sums of each half.
-TUILI_INLINE void quantise_block(const float* x, float inverse, uint8_t* q, int32_t (&sums)[2]) {
-    const __m512 r = _mm512_set1_ps(inverse);
-    TUILI_UNROLL for (int i = 0; i < 2; i++) {
-        const __m512i v = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + i * 16), r));
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(q + i * 16), _mm512_cvtsepi32_epi8(v));
-        sums[i] = _mm512_reduce_add_epi32(v);
-    }
-}
 
 } // namespace tuili::avx512
