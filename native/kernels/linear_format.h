@@ -32,8 +32,8 @@ const FormatKernels* float_kernels(Format format);
 const FormatKernels* block32_kernels(Format format);
 const FormatKernels* k_quant_kernels(Format format);
 
-// Columns that a panel holds, and its size: 32 outputs at most, per block scales and minima of both halves and the levels.
+// Columns that a panel holds, and its size: for each block scales and minima of both halves, and the levels.
 inline constexpr int64_t kPanelCols = 1024;
-inline constexpr int64_t kPanelBytes = kPanelCols / kBlockCols * kPanelTiles * (4 * 64 + 512);
+inline constexpr int64_t kPanelBytes = kPanelCols / kBlockCols * (4 * 64 + 512);
 
 } // namespace tuili::TUILI_ISA

@@ -108,9 +108,11 @@ struct IntegerProduct {
                 const uint8_t* steps = panel + kStepsAt + half * F::kSteps * 64;
                 BlockDot dots[M];
                 TUILI_UNROLL for (int m = 0; m < M; m++) dots[m].start(acts.offset(rows[m], b, half));
-                TUILI_UNROLL for (int s = 0; s < F::kSteps; s++) {
-                    const Bytes w = load_bytes(steps + s * 64);
-                    TUILI_UNROLL for (int m = 0; m < M; m++) dots[m].add(w, rows[m] + column + s * 4, s);
+                TUILI_UNROLL for (int s = 0; s < F::kSteps; s += BlockDot::kGroup) {
+                    Bytes w[BlockDot::kGroup];
+                    TUILI_UNROLL for (int i = 0; i < BlockDot::kGroup; i++) w[i] = load_bytes(steps + (s + i) * 64);
+                    TUILI_UNROLL for (int m = 0; m < M; m++) TUILI_UNROLL for (int i = 0; i < BlockDot::kGroup; i++) dots[m].add(
+                        w[i], rows[m] + column + (s + i) * 4, s + i);
                 }
                 const auto* head = reinterpret_cast<const float*>(panel);
                 const Vec16 scale = load(head + half * 16);
@@ -141,13 +143,13 @@ struct IntegerProduct {
         for (int m = 0; m < p.num_rows; m++) store(p.sums + m * kTileRows, zero());
         typename F::Reader reader(p.tile, p.cols);
         const int64_t blocks = p.cols / kBlockCols, step = kPanelCols / kBlockCols;
-        const int groups = (p.num_rows + kPanelRows - 1) / kPanelRows;
+        const int groups = (p.num_rows + BlockDot::kRows - 1) / BlockDot::kRows;
         for (int64_t b = 0; b < blocks; b += step) {
             const int64_t end = b + step < blocks ? b + step : blocks;
             expand(reader, b, end, p.panel);
             for (int i = 0; i < groups; i++) {
                 const int from = p.num_rows * i / groups, to = p.num_rows * (i + 1) / groups;
-                panel_rows_of<kPanelRows>(to - from, p, from, b, end);
+                panel_rows_of<BlockDot::kRows>(to - from, p, from, b, end);
             }
         }
     }

@@ -11,9 +11,6 @@
 
 namespace tuili::avx2 {
 
-// Tiles that one register tile of the panel kernel covers, and its rows.
-inline constexpr int kPanelTiles = 1;
-inline constexpr int kPanelRows = 6;
 // Rows that the direct kernel takes at once; up to kDirectRows it is used instead of the panel.
 inline constexpr int kDirectStep = 4;
 inline constexpr int kDirectRows = 8;
@@ -92,6 +89,8 @@ template <int kRange, int kSteps, int kOffset>
 struct Dot {
     static constexpr int kUnit = kSteps == 8 ? 16 : 32;
     static constexpr int kFlush = kRange <= 15 ? kSteps : kRange <= 31 ? 4 : 2;
+    // Rows of the panel kernel, and the steps of one row that it takes together: what fits the registers.
+    static constexpr int kRows = kRange == 128 || kRange == 63 ? 4 : 6, kGroup = kFlush == 2 ? 2 : 1;
     __m256i pairs_lo, pairs_hi, lo, hi;
 
     TUILI_INLINE void start(const int32_t*) {}
@@ -104,6 +103,8 @@ struct Dot {
             const __m256i q = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_abs_epi8(w.hi), _mm256_sign_epi8(x, w.hi)), ones);
             lo = step == 0 ? p : _mm256_add_epi32(lo, p);
             hi = step == 0 ? q : _mm256_add_epi32(hi, q);
+            pin(lo);
+            pin(hi);
         } else {
             const __m256i p = _mm256_maddubs_epi16(w.lo, x), q = _mm256_maddubs_epi16(w.hi, x);
             const bool fresh = step % kFlush == 0;

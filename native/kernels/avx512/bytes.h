@@ -8,9 +8,6 @@
 
 namespace tuili::avx512 {
 
-// Tiles that one register tile of the panel kernel covers, and its rows.
-inline constexpr int kPanelTiles = 1;
-inline constexpr int kPanelRows = 12;
 // Rows that the direct kernel takes at once; up to kDirectRows it is used instead of the panel.
 inline constexpr int kDirectStep = 8;
 inline constexpr int kDirectRows = 32;
@@ -67,6 +64,8 @@ template <int kRange, int kSteps, int kOffset>
 struct Dot {
     static constexpr int kUnit = kSteps == 8 ? 16 : 32;
     static constexpr int kShift = kRange == 128 ? 128 : kOffset;
+    // Rows of the panel kernel, and the steps of one row that it takes together: what fits the registers.
+    static constexpr int kRows = 12, kGroup = 1;
     __m512i sum;
 
     TUILI_INLINE void start(const int32_t* offset) {

@@ -9,9 +9,6 @@
 
 namespace tuili::generic {
 
-// Tiles that one register tile of the panel kernel covers, and its rows.
-inline constexpr int kPanelTiles = 1;
-inline constexpr int kPanelRows = 2;
 // Rows that the direct kernel takes at once; up to kDirectRows it is used instead of the panel.
 inline constexpr int kDirectStep = 2;
 inline constexpr int kDirectRows = 2;
@@ -71,6 +68,8 @@ TUILI_INLINE Vec16 floats_of_bf16(const uint16_t* p) {
 template <int kRange, int kSteps, int kOffset>
 struct Dot {
     static constexpr int kUnit = kSteps == 8 ? 16 : 32;
+    // Rows of the panel kernel, and the steps of one row that it takes together: what fits the registers.
+    static constexpr int kRows = 2, kGroup = 1;
     int32_t sum[16];
 
     TUILI_INLINE void start(const int32_t* offset) {
