@@ -50,8 +50,9 @@ def test_hostile_names_are_refused(text: str) -> None:
     assert caught.value.field == "model"
 
 
-def test_hostile_names_touch_no_file(tmp_path: Path) -> None:
+def test_hostile_names_touch_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """D-SEC-2: listing of the folder above the store is the same before and after; paths are looked at, never written."""
+    monkeypatch.chdir(tmp_path)  # from a shallow folder, ../../etc/passwd is a file that exists
     store = Store(tmp_path / "home")
     before = sorted(tmp_path.rglob("*"))
     for text in HOSTILE:
