@@ -255,14 +255,19 @@ void bind_row_ops(nb::class_<Executor>& c) {
             add_row_op(e, false, op::WriteKv{k, v, group, layer});
         },
         "k"_a, "v"_a, "group"_a, "layer"_a);
-    c.def("quantise", [](Executor& e, bool r, ValueId x) { add_row_op(e, r, op::Quantise{x}); }, "per_output"_a, "x"_a);
+    c.def(
+        "quantise", [](Executor& e, bool r, ValueId x, bool fine) { add_row_op(e, r, op::Quantise{x, fine}); }, "per_output"_a,
+        "x"_a, "fine"_a);
 }
 
 void bind_phases(nb::class_<Executor>& c) {
     using namespace nb::literals;
     c.def(
-        "linear", [](Executor& e, bool r, ValueId x, const Segments& s) { phases(e, r).push_back(op::Linear{x, segments(s)}); },
-        "per_output"_a, "x"_a, "segments"_a);
+        "linear",
+        [](Executor& e, bool r, ValueId x, const Segments& s, bool fine) {
+            phases(e, r).push_back(op::Linear{x, segments(s), fine});
+        },
+        "per_output"_a, "x"_a, "segments"_a, "fine"_a);
     c.def(
         "gate_up_act",
         [](Executor& e, bool r, ValueId x, WeightId gate, WeightId up, ValueId out, int act) {

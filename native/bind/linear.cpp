@@ -98,22 +98,24 @@ struct Matrix {
     };
 
     // Everything a call needs, as the executor prepares it; tiles are then run one range at a time.
-    Call prepare(Floats2d x, std::optional<Floats1d> bias, std::optional<Ints1d> row_index,
-                 std::optional<Ints1d> out_index) const {
+    Call prepare(Floats2d x, std::optional<Floats1d> bias, std::optional<Ints1d> row_index, std::optional<Ints1d> out_index,
+                 bool fine) const {
         if (static_cast<int64_t>(x.shape(1)) != packed.cols) throw std::invalid_argument("x has the wrong number of columns");
         const auto x_rows = static_cast<int64_t>(x.shape(0));
         const auto num_rows = row_index ? static_cast<int64_t>(row_index->shape(0)) : x_rows;
-        Call c{aligned(kernels.activation_bytes(x_rows, packed.cols)),
+        Call c{aligned(kernels.activation_bytes(fine ? 2 * x_rows : x_rows, packed.cols)),
                aligned(kernels.scratch_bytes(packed.cols)),
                floats(num_rows, packed.rows),
                {}};
-        if (packed.cols % 32 == 0) kernels.quantise(x.data(), packed.cols, x_rows, packed.cols, 0, x_rows, c.acts.get());
+        const auto quantise = fine ? kernels.quantise_fine : kernels.quantise;
+        if (packed.cols % 32 == 0) quantise(x.data(), packed.cols, x_rows, packed.cols, 0, x_rows, c.acts.get());
         c.args = {&packed,
                   bias ? bias->data() : nullptr,
                   x.data(),
                   packed.cols,
                   c.acts.get(),
                   x_rows,
+                  fine,
                   row_index ? row_index->data() : nullptr,
                   out_index ? out_index->data() : nullptr,
                   num_rows,
@@ -126,8 +128,8 @@ struct Matrix {
     }
 
     Result linear(Floats2d x, std::optional<Floats1d> bias, std::optional<Ints1d> row_index, std::optional<Ints1d> out_index,
-                  int64_t tiles_at_once) const {
-        Call c = prepare(x, bias, row_index, out_index);
+                  int64_t tiles_at_once, bool fine) const {
+        Call c = prepare(x, bias, row_index, out_index, fine);
         for (int64_t t = 0; t < packed.num_tiles(); t += tiles_at_once) {
             c.args.tile0 = t;
             c.args.tile1 = t + tiles_at_once < packed.num_tiles() ? t + tiles_at_once : packed.num_tiles();
@@ -140,7 +142,7 @@ struct Matrix {
                        std::optional<Floats1d> up_bias) const {
         if (&kernels != &up.kernels || packed.rows != up.packed.rows || packed.cols != up.packed.cols)
             throw std::invalid_argument("gate and up differ in shape or ISA level");
-        Call c = prepare(x, bias, std::nullopt, std::nullopt);
+        Call c = prepare(x, bias, std::nullopt, std::nullopt, false);
         kernels.gate_up_act(c.args, up.packed, up_bias ? up_bias->data() : nullptr, static_cast<Act>(act));
         return c.out;
     }
@@ -160,7 +162,7 @@ void bind_linear(nb::module_& m) {
              nb::arg("rows"), nb::arg("cols"), nb::arg("row_order") = nb::none())
         .def("unpack", &Matrix::unpack)
         .def("linear", &Matrix::linear, nb::arg("x"), nb::arg("bias") = nb::none(), nb::arg("row_index") = nb::none(),
-             nb::arg("out_index") = nb::none(), nb::arg("tiles_at_once") = 4)
+             nb::arg("out_index") = nb::none(), nb::arg("tiles_at_once") = 4, nb::arg("fine") = false)
         .def("gate_up_act", &Matrix::gate_up_act, nb::arg("up"), nb::arg("x"), nb::arg("act"), nb::arg("bias") = nb::none(),
              nb::arg("up_bias") = nb::none());
 }

@@ -51,6 +51,7 @@ struct LinearArgs {
     int64_t ldx;
     const uint8_t* acts;      // quantised activations of the same x_rows rows: used by the integer formats
     int64_t x_rows;           // rows that `acts` was laid out for
+    bool fine;                // `acts` was written by quantise_fine
     const int32_t* row_index; // null, or [num_rows]
     const int32_t* out_index; // null, or [num_rows]
     int64_t num_rows;
@@ -76,6 +77,9 @@ struct LinearKernels {
     size_t (*activation_bytes)(int64_t rows, int64_t cols);
     // Quantises rows [row0, row1) of x into a buffer laid out for `rows` rows.
     void (*quantise)(const float* x, int64_t ldx, int64_t rows, int64_t cols, int64_t row0, int64_t row1, uint8_t* acts);
+    // The same with twice the rows: row r, and as row rows + r what the rounding left of it. A product over both has about 15
+    // bits of the activation instead of 8; it reads the weights once and multiplies twice.
+    void (*quantise_fine)(const float* x, int64_t ldx, int64_t rows, int64_t cols, int64_t row0, int64_t row1, uint8_t* acts);
     size_t (*scratch_bytes)(int64_t max_cols);
     void (*linear)(const LinearArgs& args);
     // act(gate) * up for tiles [tile0, tile1) of both matrices (equal shapes); args.weight and bias are the gate's. Same bits as

@@ -68,7 +68,8 @@ size_t Executor::activation_bytes() const {
             if (const auto* quantise = std::get_if<op::Quantise>(&row_op)) {
                 const Value& x = plan_.values[static_cast<size_t>(quantise->x)];
                 const int64_t units = x.per_output ? limits_.max_outputs_at_once : limits_.max_tokens;
-                bytes = std::max(bytes, kernels_.linear.activation_bytes(units * x.multiple, x.width));
+                const int64_t rows = units * x.multiple * (quantise->fine ? 2 : 1);
+                bytes = std::max(bytes, kernels_.linear.activation_bytes(rows, x.width));
             }
     };
     for (const Phase& phase : plan_.token_phases) look(phase);

@@ -58,6 +58,7 @@ void run(const op::Linear& o, const Frame& f) {
     share(f, static_cast<int64_t>(jobs.size()), rows * tiles * kTileRows * f.value(o.x).width, [&](int64_t i, int thread) {
         const TileJob& job = jobs[static_cast<size_t>(i)];
         LinearArgs args = arguments(f, o.x, f.value(job.segment->out).width);
+        args.fine = o.fine;
         args.weight = job.weight;
         args.bias = f.vector(job.segment->bias);
         args.tile0 = job.tile0;

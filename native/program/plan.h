@@ -116,6 +116,7 @@ struct WriteKv {
 };
 struct Quantise {
     ValueId x;
+    bool fine;
 }; // fills the activation buffer for the matrix ops that follow
 
 // Ops that are a phase by themselves.
@@ -127,6 +128,7 @@ struct Segment {
 struct Linear {
     ValueId x;
     std::vector<Segment> segments;
+    bool fine; // as the quantise before it
 };
 struct GateUpAct {
     ValueId x;

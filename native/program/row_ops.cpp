@@ -158,8 +158,8 @@ void rows(const op::WriteKv& o, const Frame& f, int64_t first, int64_t last) {
 
 void rows(const op::Quantise& o, const Frame& f, int64_t first, int64_t last) {
     const Value& x = f.value(o.x);
-    f.kernels.linear.quantise(f.data(o.x), x.width, f.rows(o.x), x.width, first * x.multiple, last * x.multiple,
-                              f.work.activations.data());
+    const auto quantise = o.fine ? f.kernels.linear.quantise_fine : f.kernels.linear.quantise;
+    quantise(f.data(o.x), x.width, f.rows(o.x), x.width, first * x.multiple, last * x.multiple, f.work.activations.data());
 }
 
 bool per_output(const RowGroup& group, const Frame& f) {

@@ -75,6 +75,8 @@ def test_linear_is_close_to_float64(level: str, fmt: QuantFormat) -> None:
             exact = x.astype(np.float64) @ exact_weights.T
             error = nmse(matrix(level, fmt, data, cols).linear(x), exact)
             assert error < (1e-10 if fmt.name in FLOAT_FORMATS else MAX_NMSE), (rows, cols, num_tokens)
+            fine = nmse(matrix(level, fmt, data, cols).linear(x, fine=True), exact)
+            assert fine < 1e-7, (rows, cols, num_tokens)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -98,8 +100,11 @@ def test_a_row_has_the_same_bits_in_any_company_and_on_every_level(fmt: QuantFor
     rows, cols = 53, 1280
     data, x = weights(fmt, rows, cols), activations(70, cols)
     expected = matrix(LEVELS[0], fmt, data, cols).linear(x)
+    fine = matrix(LEVELS[0], fmt, data, cols).linear(x, fine=True)
     for level in LEVELS:
         weight = matrix(level, fmt, data, cols)
+        for count in (1, 2, 3, 5, 13, 33, 70):
+            assert (weight.linear(x[:count], fine=True) == fine[:count]).all(), (level, count)
         for tiles_at_once in (1, 3, 100):
             assert (weight.linear(x, tiles_at_once=tiles_at_once) == expected).all()
         for count in (1, 2, 3, 4, 5, 7, 8, 9, 12, 13, 33):

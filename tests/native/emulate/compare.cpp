@@ -51,11 +51,12 @@ std::vector<float> multiply(const LinearKernels& k, const Case& c, const std::ve
     Buffer packed = buffer(w.tile_bytes * static_cast<size_t>(w.num_tiles()));
     w.data = packed.get();
     k.pack(c.format, data.data(), data.size() / static_cast<size_t>(rows), nullptr, rows, cols, 0, w.num_tiles(), packed.get());
-    Buffer acts = buffer(k.activation_bytes(tokens, cols)), scratch = buffer(k.scratch_bytes(cols));
-    std::memset(acts.get(), 0, k.activation_bytes(tokens, cols));
-    if (k.reads_acts(c.format)) k.quantise(x.data(), cols, tokens, cols, 0, tokens, acts.get());
+    Buffer acts = buffer(k.activation_bytes(2 * tokens, cols)), scratch = buffer(k.scratch_bytes(cols));
+    std::memset(acts.get(), 0, k.activation_bytes(2 * tokens, cols));
+    const auto quantise = gated ? k.quantise : k.quantise_fine;
+    if (k.reads_acts(c.format)) quantise(x.data(), cols, tokens, cols, 0, tokens, acts.get());
     std::vector<float> out(static_cast<size_t>(tokens * rows));
-    const LinearArgs args{&w,      nullptr, x.data(), cols,          acts.get(), tokens, nullptr,
+    const LinearArgs args{&w,      nullptr, x.data(), cols,          acts.get(), tokens, !gated,       nullptr,
                           nullptr, tokens,  0,        w.num_tiles(), out.data(), rows,   scratch.get()};
     if (gated)
         k.gate_up_act(args, w, nullptr, Act::gelu_tanh);
