@@ -11,6 +11,9 @@ import pytest
 
 from support.fake_model import fake_engine
 from support.server import MODEL, Reply, RunningServer, read_reply, running_server
+from tuili.config.options import ServerOptions
+from tuili.errors import ModelNotFound
+from tuili.server.service import Service
 
 KEY = "sk-test-0123456789abcdef"
 
@@ -144,6 +147,16 @@ def test_a_body_that_never_comes(server: RunningServer, monkeypatch: pytest.Monk
     with server.connect() as connection:
         connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\nConnection: close\r\n\r\n{")
         assert_error(read_reply(connection), 408)
+
+
+def test_a_name_without_its_tag() -> None:
+    """There is one model, so its name is enough, as on the command line; another tag is another model."""
+    service = Service("smollm2:135m", ServerOptions())
+    for name in (None, "smollm2", "smollm2:135m"):
+        service.check_model(name)
+    for name in ("", "smollm", "smollm2:", "smollm2:1.7b", "135m"):
+        with pytest.raises(ModelNotFound, match="this server has 'smollm2:135m'"):
+            service.check_model(name)
 
 
 def test_unknown_model(server: RunningServer) -> None:

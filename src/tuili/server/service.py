@@ -56,6 +56,7 @@ class Service:
         raise Unavailable("the engine has failed; the server has to be restarted, and its log says why", retry_after=30)
 
     def check_model(self, name: str | None) -> None:
-        """A request may leave the model out, since there is one; raises ModelNotFound for any other."""
-        if name is not None and name != self.model_name:
+        """A request may leave the model out, since there is one, or its tag, as on the command line; raises ModelNotFound for
+        any other."""
+        if name not in (None, self.model_name, self.model_name.partition(":")[0]):
             raise ModelNotFound(f"the model {name[:200]!r} is not served here; this server has {self.model_name!r}")
