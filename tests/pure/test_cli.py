@@ -161,6 +161,22 @@ def test_show_knows_what_is_not_here(capsys: pytest.CaptureFixture[str]) -> None
     assert "Gemma Terms of Use" in out and "no; `tuili pull gemma3:270m` fetches it" in out
 
 
+def test_tuili_alone_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.startswith("Usage: tuili")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a device that is always full")
+def test_a_full_disk_behind_stdout_is_said(home: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        code = "from tuili.cli.main import main; main(['list', '--all', '--json'])"
+        environment = {"PYTHONPATH": "src", "TUILI_HOME": str(home)}
+        done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True, env=environment)
+    assert done.returncode == 1
+    assert done.stderr == "error: the system refused: [Errno 28] No space left on device\n"
+
+
 def test_a_reader_that_goes_away_is_no_error(home: Path) -> None:
     code = "from tuili.cli.main import main; main(['list', '--all', '--json'])"
     process = subprocess.Popen(

@@ -74,6 +74,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         result = group.main(arguments, prog_name="tuili", standalone_mode=False)
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return error.exit_code
     except click.ClickException as error:
         _show_usage_error(error)
         return error.exit_code
@@ -83,9 +86,18 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         return 130
     except BrokenPipeError:
-        # Whatever is still buffered has no reader; point stdout at nothing so that the interpreter's last flush succeeds.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 1
+    except OSError as error:
+        # What a command did not foresee, such as a full disk behind stdout.
+        show_error(f"the system refused: {error}")
+        _drop_output()
+        return 1
+
+
+def _drop_output() -> None:
+    """Whatever is still buffered cannot be written; point stdout at nothing so that the interpreter's last flush succeeds."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _show_usage_error(error: click.ClickException) -> None:

@@ -106,8 +106,8 @@ class Catalogue:
         return entry
 
 
-def not_found(name: ModelName, known: list[str]) -> ModelNotFound:
-    """An error that names what is possible: the nearest known names, or all of them."""
+def not_found(name: ModelName, known: list[str], more: str = "") -> ModelNotFound:
+    """An error that names what is possible: the nearest known names, or all of them, and ``more``."""
     from difflib import get_close_matches
 
     same = [full for full in known if full.split(":")[0] == name.name]
@@ -115,7 +115,7 @@ def not_found(name: ModelName, known: list[str]) -> ModelNotFound:
     near = same or get_close_matches(str(name), known, n=3, cutoff=0.6)
     near = near or [bare[match] for match in get_close_matches(name.name, list(bare), n=3, cutoff=0.5)]
     hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(known)}."
-    return ModelNotFound(f"no model is called {str(name)!r}: {hint} A path to a .gguf file works too.")
+    return ModelNotFound(f"no model is called {str(name)!r}: {hint}{more}")
 
 
 @cache

@@ -44,7 +44,7 @@ def _resolve_name(name: ModelName, store: Store, catalogue: Catalogue) -> Resolv
     if manifest is None:
         if entry is None:
             known = {known.full_name for known in catalogue.entries} | {here.full_name for here in store.models()}
-            raise not_found(name, sorted(known))
+            raise not_found(name, sorted(known), " A path to a .gguf file works too.")
         return NotHereYet(entry)
     problems = store.problems(manifest)
     if problems:
@@ -62,7 +62,7 @@ def _check_file(path: Path) -> Path:
     if not os.path.exists(path):
         folder = path.parent
         near = sorted(item.name for item in folder.glob("*.gguf"))[:5] if os.path.isdir(folder) else []
-        hint = f"{folder} holds {', '.join(near)}" if near else "check the path, or take a name from `tuili list --all`"
+        hint = f"its folder holds {', '.join(near)}" if near else "check the path, or take a name from `tuili list --all`"
         raise ModelNotFound(f"there is no file {path}: {hint}")
     if not os.path.isfile(path):
         raise ModelFileError(f"{path} is not a regular file")
