@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Literal
 
 from tuili.errors import InvalidRequest
@@ -57,15 +58,7 @@ class SamplingParams:
             object.__setattr__(self, name, tuple(getattr(self, name)))
         if self.allowed_token_ids is not None:
             object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
-        for name in (
-            "temperature",
-            "top_p",
-            "min_p",
-            "repetition_penalty",
-            "presence_penalty",
-            "frequency_penalty",
-        ):
-            _check(math.isfinite(getattr(self, name)), name, getattr(self, name), "a finite number")
+        _check_numbers(self)
         _check(1 <= self.n <= 128, "n", self.n, "from 1 to 128")
         _check(0 <= self.temperature <= 100, "temperature", self.temperature, "from 0 to 100")
         _check(0 <= self.top_p <= 1, "top_p", self.top_p, "from 0 to 1 (0 means greedy)")
@@ -101,6 +94,18 @@ class SamplingParams:
             (),
             "left out, or at least one id",
         )
+
+
+def _check_numbers(params: SamplingParams) -> None:
+    for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
+        value = getattr(params, name)
+        _check(isinstance(value, Real) and math.isfinite(value), name, value, "a finite number")
+    for name in ("n", "top_k", "min_tokens"):
+        value = getattr(params, name)
+        _check(isinstance(value, Integral), name, value, "a whole number")
+    for name in ("max_tokens", "seed", "logprobs", "prompt_logprobs"):
+        value = getattr(params, name)
+        _check(value is None or isinstance(value, Integral), name, value, "a whole number, or left out")
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,8 @@ def test_select_backend() -> None:
     assert isinstance(backend, CpuBackend) and backend.isa == "generic" and "cpu" in why
     with pytest.raises(ConfigError, match="reference"):
         select_backend("gpu", isa=None, threads=None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="isa is 'sse'; it has to be one of generic, avx2, avx512"):
+        select_backend("cpu", isa="sse")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -326,6 +327,26 @@ def test_closing_the_offline_iterator_frees_everything() -> None:
     assert loaded.engine.scheduler.kv.usage == 0
     assert not loaded.engine.has_work
     assert loaded.metrics.request_success["abort"] == 3
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "message"),
+    [
+        ([1, 2, 3], GREEDY, r"prompts\[0\] is 1; each has to be text, or a list of token ids"),
+        (["x", None], GREEDY, r"prompts\[1\] is None"),
+        (["x"], {"temperature": 0}, "has to be a SamplingParams"),
+        (["x"], [{"temperature": 0}], "has to be a SamplingParams"),
+    ],
+)
+def test_arguments_of_the_wrong_type_are_named(prompts: Any, params: Any, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        LLM(fake_engine()).generate(prompts, params)
+
+
+@pytest.mark.parametrize("field", [{"temperature": "hot"}, {"n": "2"}, {"max_tokens": 1.5}, {"seed": "x"}, {"top_k": None}])
+def test_sampling_parameters_of_the_wrong_type_are_named(field: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match=f"^{next(iter(field))} is .*number"):
+        SamplingParams(**field)
 
 
 def test_chat_uses_the_template() -> None:

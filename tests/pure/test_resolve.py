@@ -73,6 +73,8 @@ def test_what_was_asked_is_kept() -> None:
 def test_values_out_of_range_are_named(field: str, value: int) -> None:
     with pytest.raises(ConfigError, match=f"{field} is {value}"):
         resolve(EngineOptions(**{field: value}), model(), LAPTOP)
+    with pytest.raises(ConfigError, match=f"{field} is 'some'; it has to be a whole number"):
+        resolve(EngineOptions(**{field: "some"}), model(), LAPTOP)
 
 
 def test_a_context_beyond_the_model_is_refused() -> None:

@@ -1,5 +1,7 @@
 """Which backend runs a model, and why. Backends are imported when chosen, not before."""
 
+from typing import get_args
+
 from tuili.backends.base import Backend
 from tuili.config.options import BackendName, IsaName
 from tuili.errors import ConfigError
@@ -10,7 +12,7 @@ KNOWN: tuple[BackendName, ...] = ("auto", "cpu", "reference", "fake")
 def select_backend(name: BackendName, *, isa: IsaName | None = None, threads: int | None = None) -> tuple[Backend, str]:
     """The backend, and why, in words. ``isa`` and ``threads`` matter to the CPU backend only; None: the best, all usable CPUs.
 
-    Raises ConfigError for an unknown name, BackendError when it cannot run here.
+    Raises ConfigError for an unknown name or isa, BackendError when it cannot run here.
     """
     if name == "reference":
         from tuili.backends.reference.executor import ReferenceBackend
@@ -22,6 +24,8 @@ def select_backend(name: BackendName, *, isa: IsaName | None = None, threads: in
         return FakeBackend(), "fake: as asked; makes tokens up, for tests"
     if name not in KNOWN:
         raise ConfigError(f"backend {name!r} is unknown; known are {', '.join(KNOWN)}")
+    if isa not in (None, *get_args(IsaName)):
+        raise ConfigError(f"isa is {isa!r}; it has to be one of {', '.join(get_args(IsaName))}, or left out to take the best")
     from tuili.backends.cpu.executor import CpuBackend
 
     return CpuBackend(isa=isa, threads=threads), "cpu: as asked" if name == "cpu" else "cpu: the only backend for this machine"

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral
 
 from tuili.config.machine import MachineFacts
 from tuili.config.options import EngineOptions
@@ -24,6 +25,9 @@ HEADROOM = 0.2
 
 #: Above this many logical processors, one thread a physical core: their siblings share its vector units.
 MANY_CPUS = 4
+
+#: Options that are at least 1 when they are given.
+POSITIVE = ("threads", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,11 @@ def resolve(options: EngineOptions, model: ModelFacts, machine: MachineFacts) ->
 
 
 def _check_positive(options: EngineOptions) -> None:
-    for name in ("threads", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes"):
+    for name in (*POSITIVE, "max_waiting_requests"):
+        value = getattr(options, name)
+        if value is not None and not isinstance(value, Integral):
+            raise ConfigError(f"{name} is {value!r}; it has to be a whole number, or left out to be chosen automatically")
+    for name in POSITIVE:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise ConfigError(f"{name} is {value}; it has to be at least 1, or left out to be chosen automatically")

@@ -82,6 +82,11 @@ class LLM:
         """
         asked = [prompts] if isinstance(prompts, str) else list(prompts)
         tokenizer = self._loaded.tokenizer
+        for number, prompt in enumerate(asked):
+            if not isinstance(prompt, Sequence):
+                raise InvalidRequest(
+                    f"prompts[{number}] is {prompt!r}; each has to be text, or a list of token ids: [[1, 2]] is one prompt"
+                )
         token_ids = [tuple(tokenizer.encode(p)) if isinstance(p, str) else tuple(p) for p in asked]
         return self._run(asked, token_ids, _one_each(params, len(asked)))
 
@@ -151,6 +156,8 @@ def run_offline(loaded: LoadedEngine, requests: Sequence[GenerateRequest]) -> It
 def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
+    if not isinstance(params, Sequence) or not all(isinstance(one, SamplingParams) for one in params):
+        raise InvalidRequest(f"params is {params!r}; it has to be a SamplingParams, or a list with one for each prompt")
     if len(params) != count:
         raise InvalidRequest(f"{count} prompts came with {len(params)} sampling parameters; give one for all, or one each")
     return params
