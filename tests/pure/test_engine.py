@@ -312,10 +312,12 @@ def test_a_failing_step_ends_only_the_guilty() -> None:
     assert results[1].error is not None and "token 7 was told to fail" in results[1].error
 
 
-def test_a_step_that_fails_once_is_run_again() -> None:
+@pytest.mark.parametrize("num_prompts", [1, 2, 3])
+def test_a_step_that_fails_once_is_run_again(num_prompts: int) -> None:
     params = SamplingParams(max_tokens=20, seed=1, ignore_eos=True, logprobs=1)
+    prompts = PROMPTS[:num_prompts]
     loaded = fake_engine(failing_steps=frozenset({1, 9}))
-    assert generate(loaded, PROMPTS[:3], params) == generate(fake_engine(), PROMPTS[:3], params)
+    assert generate(loaded, prompts, params) == generate(fake_engine(), prompts, params)
 
 
 def test_closing_the_offline_iterator_frees_everything() -> None:

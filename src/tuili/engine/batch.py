@@ -57,9 +57,11 @@ class BatchBuilder:
         if self._steady is None or plan.admitted or plan.sequences != self._steady[0] or max(plan.num_tokens) > 1:
             return None
         sequences, batch = self._steady
+        step = batch.step
+        if sequences[0].num_computed_tokens != step.positions[0, 0] + 1:  # the last step failed: nobody moved
+            return None
         if any(sequence.prompt_rows_pending for sequence in sequences):
             return None
-        step = batch.step
         step.token_ids[:] = [sequence.token_ids[-1] for sequence in sequences]
         step.positions += 1
         step.context_lens += 1
