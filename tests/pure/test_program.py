@@ -135,6 +135,16 @@ def test_ops_attributes_and_counts_are_checked() -> None:
         verify(replace_instr(program, 2, outputs=(Value(2, Rows("R"), 33),)))
 
 
+def test_biases_of_experts_are_refused() -> None:
+    program = small(lambda b, x: b.combine(*reversed(routed(b, x))))
+    index = next(i for i, instr in enumerate(program.instrs) if instr.op == "moe_linear")
+    instr = program.instrs[index]
+    declared = {**program.weights, "bias": WeightDecl("bias", (4, HIDDEN))}
+    biased = replace_instr(program, index, weights=(*instr.weights, "bias"), attrs={**instr.attrs, "biases": (True,)})
+    with pytest.raises(InvalidProgram, match="no backend adds biases of experts"):
+        verify(dataclasses.replace(biased, weights=declared))
+
+
 def test_states_are_declared_used_and_fitting() -> None:
     program = small(attention)
     verify(program)

@@ -18,7 +18,7 @@ act_mul       gate, up -> act(gate) * up. ``act``: silu | gelu_tanh | gelu
 add, scale    a + b; x * ``factor``
 softcap       ``cap`` * tanh(x / cap)
 moe_route     router logits [T, E] -> weights [T, top_k] (and expert ids, kept with the value). ``top_k, normalise, scoring``
-moe_linear    x [T, K] or [T * top_k, K], routing [T, top_k]; weights: [E, N, K] (one or more segments as in linear).
+moe_linear    x [T, K] or [T * top_k, K], routing [T, top_k]; weights: [E, N, K] (segments as in linear, without bias).
               out [T * top_k, N]: row t * top_k + j is token t under its j-th expert
 combine       y [T * top_k, N], routing -> [T, N]: the sum over j in top-k order of weight_j * y_j
 select_rows   x [T, width] -> [R, width]: the step's ``logit_rows``

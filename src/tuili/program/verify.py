@@ -186,6 +186,7 @@ def _moe_linear(c: Checker) -> None:
     each = Rows(routing.rows.symbol, routing.rows.multiple * top_k)
     c.require(routing.width == top_k, f"routing is {routing.width} wide, needs {top_k}")
     c.require(x.rows in (routing.rows, each), f"x has {x.rows} rows, needs {routing.rows} or {each}")
+    c.require(not any(cast("tuple[bool, ...]", c.attrs["biases"])), "no backend adds biases of experts")
     _segments(c, each, experts=True)
 
 
