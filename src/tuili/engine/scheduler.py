@@ -123,10 +123,11 @@ class Scheduler:
             while not (granted := self._grant(sequence, wanted)) and not self._lacks_prompt_rows(sequence):
                 preempted = True
                 last = policy.victim(self.running)
+                was_decode = len(last.token_ids) - last.num_computed_tokens == 1
                 self._preempt(last)
                 if last is sequence:
                     return True
-                num_decodes -= len(last.token_ids) - last.num_computed_tokens == 1
+                num_decodes -= was_decode
             if granted:
                 self._plan(plan, sequence, granted)
             i += 1
