@@ -43,7 +43,11 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # A task of its own, and the server's own ``send``: otherwise every token would pass all frames of the middleware twice.
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        except BaseException:
+            self._generation.close()
+            raise
         writer = asyncio.create_task(self._write(scope["state"].get("server_send", send)))
         watcher = asyncio.create_task(abort_on_disconnect(receive, self._generation))
         try:
