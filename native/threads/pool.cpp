@@ -29,10 +29,17 @@ uint64_t next(uint64_t ticket) { return ticket & 0xffff; }
 
 ThreadPool::ThreadPool(int num_threads) {
     workers_.reserve(static_cast<size_t>(std::max(num_threads - 1, 0)));
-    for (int thread = 1; thread < num_threads; thread++) workers_.emplace_back([this, thread] { worker(thread); });
+    try {
+        for (int thread = 1; thread < num_threads; thread++) workers_.emplace_back([this, thread] { worker(thread); });
+    } catch (...) { // a limit on threads or memory: those that run have to end before their objects do
+        stop();
+        throw;
+    }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { stop(); }
+
+void ThreadPool::stop() {
     stop_.store(true);
     wake_sleepers();
     for (std::thread& t : workers_) t.join();

@@ -15,7 +15,7 @@ namespace tuili {
 
 class ThreadPool {
   public:
-    // num_threads counts the calling thread; at least 1.
+    // num_threads counts the calling thread; at least 1. Throws std::system_error when the system refuses a thread.
     explicit ThreadPool(int num_threads);
     ~ThreadPool();
     ThreadPool(const ThreadPool&) = delete;
@@ -60,6 +60,7 @@ class ThreadPool {
     uint64_t await_job(uint64_t seen);
     void set_active(bool active);
     void wake_sleepers();
+    void stop();
 
     // generation (32 bits) | number of chunks (16) | next chunk (16). One word, so that a late worker can never take a chunk of
     // a job whose body it has not read.

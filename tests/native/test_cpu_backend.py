@@ -2,6 +2,7 @@
 
 import dataclasses
 import mmap
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +57,20 @@ def test_levels_and_threads_are_checked() -> None:
     for level in ISA_NAMES[ISA_NAMES.index(best_isa()) + 1 :]:
         with pytest.raises(BackendError, match=level):
             CpuBackend(level)
+
+
+def test_threads_that_the_system_refuses() -> None:
+    """Stacks of a thousand threads do not fit into the address space that is left."""
+    program = llama()
+    weights = dummy_weights({name: decl.shape for name, decl in program.weights.items()}, 1, lambda name, shape: "F32")
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (in_use + 256 * 2**20, hard))
+    try:
+        with pytest.raises(BackendError, match="1000 threads"):
+            CpuBackend("generic", 1000).load(program, weights, limits_for(program))
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def test_select_backend() -> None:

@@ -66,7 +66,7 @@ class CpuBackend:
         problems = self.missing(program, formats)
         if problems:
             raise BackendError(f"the native CPU backend cannot run {program.name}: {'; '.join(problems)}")
-        executor = extension().Executor(self._isa, self.threads)
+        executor = self._new_executor()
         lowered = lower(program, lambda name: extension().reads_acts(self._isa, format_of(formats[name]).ggml_type))
         packed = pack_weights(executor, program, weights, formats)
         values, states = _add_values(executor, lowered), _add_states(executor, program, limits)
@@ -80,6 +80,12 @@ class CpuBackend:
                 " lower kv_cache_memory_bytes or max_num_batched_tokens"
             ) from error
         return CpuExecutable(executor, program, self._describe(executor, program, limits, packed.num_bytes))
+
+    def _new_executor(self) -> "Executor":
+        try:
+            return extension().Executor(self._isa, self.threads)
+        except RuntimeError as error:
+            raise BackendError(f"the system does not let {self.threads} threads start ({error}); set fewer threads") from error
 
     def _describe(self, executor: "Executor", program: Program, limits: Limits, weight_bytes: int) -> dict[str, str]:
         per_block = _kv_bytes_per_block(program)
