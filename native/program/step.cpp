@@ -22,7 +22,7 @@ void check_sequences(const Step& step) {
     if (step.query_start[0] != 0 || step.query_start[step.num_sequences] != step.num_tokens)
         refuse("query_start does not span the tokens");
     for (int64_t s = 0; s < step.num_sequences; s++) {
-        const int64_t queries = step.query_start[s + 1] - step.query_start[s];
+        const int64_t queries = int64_t{step.query_start[s + 1]} - step.query_start[s];
         if (queries < 1) refuse("sequence " + std::to_string(s) + " has no tokens");
         if (step.context_lens[s] < queries) refuse("context of sequence " + std::to_string(s) + " is shorter than its tokens");
     }
