@@ -30,6 +30,11 @@ from tuili.text.tokenizer.load import load_tokenizer
 from tuili.weights.gguf import open_gguf
 
 
+#: From this many tokens on a tokenizer takes hundreds of megabytes while it is built: then it comes before the weights, not beside
+#: them, so that the two peaks do not add up.
+LARGE_VOCABULARY = 200_000
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedEngine:
     """A model that can be talked to.
@@ -77,6 +82,9 @@ def build_engine(path: Path, options: EngineOptions, *, machine: MachineFacts | 
         # The tokenizer is built in Python, the weights are packed without the GIL: side by side they start sooner.
         with ThreadPoolExecutor(1, "tuili-tokenizer") as beside:
             loading = beside.submit(load_tokenizer, source.metadata, cache_dir() / "tokenizers")
+            if description.spec.vocab_size >= LARGE_VOCABULARY:
+                loading.result()
+                _trim_heap()
             executable = bind(description, source, backend, limits)
             tokenizer = loading.result()
     except BaseException:
@@ -91,6 +99,15 @@ def build_engine(path: Path, options: EngineOptions, *, machine: MachineFacts | 
         description=description,
         report={"choice": choice, **executable.description},
     )
+
+
+def _trim_heap() -> None:
+    """Give the pages that the allocator keeps free back to the system, where the C library can."""
+    import ctypes
+
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def group_shapes(program: Program, backend: Backend) -> list[GroupShape]:
