@@ -29,9 +29,8 @@ from tuili.text.tokenizer.base import Tokenizer
 from tuili.text.tokenizer.load import load_tokenizer
 from tuili.weights.gguf import open_gguf
 
-
-#: From this many tokens on a tokenizer takes hundreds of megabytes while it is built: then it comes before the weights, not beside
-#: them, so that the two peaks do not add up.
+#: From this many tokens on a tokenizer takes hundreds of megabytes while it is built: then it comes before the weights, not
+#: beside them, so that the two peaks do not add up.
 LARGE_VOCABULARY = 200_000
 
 
