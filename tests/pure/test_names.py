@@ -88,6 +88,8 @@ def test_home_in_a_path_is_expanded() -> None:
 def test_hub_names_are_refused_by_name() -> None:
     with pytest.raises(NotSupported, match="hf:owner/repo:Q4_K_M"):
         parse_reference("hf:owner/repo:Q4_K_M")
+    with pytest.raises(NotSupported, match=r"'https://example\.org/model\.gguf': .* download the \.gguf file"):
+        parse_reference("https://example.org/model.gguf")
 
 
 def test_catalogue_names_and_defaults() -> None:
@@ -138,4 +140,6 @@ def test_resolve_paths(tmp_path: Path) -> None:
         resolve(f"{tmp_path}/", store, catalogue)
     with pytest.raises(ModelNotFound):
         resolve("/" + "x" * 5000, store, catalogue)
+    with pytest.raises(ModelNotFound, match=r"there is no file owner/repo-GGUF: .* of any other model, download the \.gguf file"):
+        resolve("owner/repo-GGUF", store, catalogue)
     assert isinstance(resolve("toy", store, catalogue), NotHereYet)

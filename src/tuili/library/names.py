@@ -46,9 +46,9 @@ def parse_reference(text: str) -> ModelName | Path:
 
     A path contains a separator, begins with ``~`` or ends with ``.gguf``; a file ``model`` right here is ``./model``.
     """
-    if text.lower().startswith("hf:"):
+    if text.lower().startswith(("hf:", "http://", "https://")):
         raise NotSupported(
-            f"{_shorten(text)}: fetching straight from a Hugging Face repository is not supported yet; "
+            f"{_shorten(text)}: fetching from an address or straight from a Hugging Face repository is not supported yet; "
             "download the .gguf file and give its path, or take a model of `tuili list --all`"
         )
     if "\0" not in text and ("/" in text or "\\" in text or text.startswith("~") or text.lower().endswith(".gguf")):

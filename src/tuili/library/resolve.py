@@ -9,6 +9,11 @@ from tuili.library.catalogue import Catalogue, CatalogueEntry, not_found
 from tuili.library.names import ModelName, parse_reference
 from tuili.library.store import Manifest, Store
 
+#: Said of a path that leads nowhere: it may have been meant as the name of a repository.
+ELSEWHERE = (
+    "check the path, or take a name from `tuili list --all`; of any other model, download the .gguf file and give its path"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
@@ -62,7 +67,7 @@ def _check_file(path: Path) -> Path:
     if not os.path.exists(path):
         folder = path.parent
         near = sorted(item.name for item in folder.glob("*.gguf"))[:5] if os.path.isdir(folder) else []
-        hint = f"its folder holds {', '.join(near)}" if near else "check the path, or take a name from `tuili list --all`"
+        hint = f"its folder holds {', '.join(near)}" if near else ELSEWHERE
         raise ModelNotFound(f"there is no file {path}: {hint}")
     if not os.path.isfile(path):
         raise ModelFileError(f"{path} is not a regular file")
