@@ -89,6 +89,14 @@ def test_tool_calls_in_the_history(content: dict[str, Any]) -> None:
         assert reply.status == 200
 
 
+def test_a_conversation_that_is_too_long_is_said_of_its_messages() -> None:
+    """The client sent messages; "prompt" would be a field that it never wrote."""
+    with running_server(fake_engine()) as server:
+        reply = server.request("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 20_000}]})
+        assert (reply.status, reply.json["error"]["param"]) == (400, "messages")
+        assert reply.json["error"]["code"] == "context_length_exceeded"
+
+
 @pytest.mark.parametrize("text", ["Z" * 131072, "us" * 60000, " " * 100000, "\n" * 100000, "あ" * 50000, "👍🏽" * 20000], ids=len)
 def test_long_runs_hold_nobody_up(text: str) -> None:
     """[D-TOK-4] tokenised outside of the event loop, refused with both numbers."""

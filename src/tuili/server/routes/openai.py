@@ -65,7 +65,12 @@ async def create_chat_completion(request: Request) -> Response:
     body, call = await _begin(request, ChatCompletionBody, "chatcmpl")
     params = chat_params(body, call.loaded.resolved.max_model_len)
     prompt_ids = await _in_thread(lambda: _render(call.loaded, body))
-    generation = _start(call, [prompt_ids], params, priority(body))
+    try:
+        generation = _start(call, [prompt_ids], params, priority(body))
+    except InvalidRequest as error:
+        if error.field == "prompt":
+            error.field = "messages"  # what the client sent; the prompt is our rendering of it
+        raise
     reply = ChatReply(body, call.header, call.loaded.tokenizer.token_bytes)
     return await _answer(call, generation, reply, in_stream=bool(body.stream))
 
