@@ -188,6 +188,25 @@ async def test_a_dropped_stream_is_aborted() -> None:
         assert reasons(loaded) == {"abort": 2}
 
 
+async def test_a_stream_collected_inside_of_a_delivery_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The garbage collector may run at any allocation, also while the outputs of a step are being sorted out."""
+    async with running(script=TEXT) as loaded:
+        dropped, seen = [submit(loaded, "a", ENDLESS)], list[str]()
+        process = loaded.processor._advance  # pyright: ignore[reportPrivateUsage]
+
+        def advance(request, event, *rest):  # type: ignore[no-untyped-def]
+            seen.append(event.request_id)
+            if event.request_id == "a" and "b" in seen:
+                dropped.clear()
+            return process(request, event, *rest)
+
+        monkeypatch.setattr(loaded.processor, "_advance", advance)
+        text, _ = await read(submit(loaded, "b", SCRIPTED))
+        assert text == TEXT
+        await until(lambda: idle(loaded))
+        assert reasons(loaded) == {"abort": 1, "stop": 1}
+
+
 async def test_gauges_return_to_zero_after_all_streams_are_dropped() -> None:
     """D-MET-1: 8 streams dropped at once; no further request; every accepted request ended in exactly one reason."""
     async with running(num_blocks=(24,), max_num_seqs=4) as loaded:

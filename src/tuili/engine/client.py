@@ -94,14 +94,12 @@ class RequestStream(AsyncIterator[RequestOutput]):
         return merge(outputs)
 
     async def aclose(self) -> None:
-        self._close()
-
-    def __del__(self) -> None:
-        self._close()
-
-    def _close(self) -> None:
         if not self._channel.finished:
             self._client.abort(self.request_id)
+
+    def __del__(self) -> None:
+        if not self._channel.finished:
+            self._client.abort_soon(self.request_id)
 
 
 class EngineClient:
@@ -165,7 +163,14 @@ class EngineClient:
     def abort(self, request_id: str) -> None:
         """End a request in whatever phase it is; its stream ends with finish_reason "abort", its blocks are free after the
         current step. Unknown requests have ended already. May be called from any thread."""
-        if self._loop is None or self._loop.is_closed() or _running_loop() is self._loop:
+        if _running_loop() is self._loop:
+            self._end(request_id, "abort")
+        else:
+            self.abort_soon(request_id)
+
+    def abort_soon(self, request_id: str) -> None:
+        """``abort``, but never within the caller: the garbage collector calls at any point, even inside of a delivery."""
+        if self._loop is None or self._loop.is_closed():
             self._end(request_id, "abort")
         else:
             self._loop.call_soon_threadsafe(self._end, request_id, "abort", None)
