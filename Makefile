@@ -50,8 +50,8 @@ test-all: $(VENV)/.oracle  ## adds the real models and the oracles (transformers
 
 bars: $(VENV)/.oracle  ## the comparisons with other engines: long, needs a quiet machine
 	PYTHONPATH=tests $(BIN)/python -m support.fetch
-	$(BIN)/python benchmarks/compare_quality.py
-	$(BIN)/python benchmarks/compare_llama_cpp.py
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python benchmarks/compare_quality.py
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python benchmarks/compare_llama_cpp.py
 	$(BIN)/python benchmarks/step_overhead.py
 
 format: $(VENV)/.dev
