@@ -64,7 +64,7 @@ def test_tiny_models(architecture: str, isa: IsaName) -> None:
 # SmolLM2: 24 mixed requests; short ones where the level is slow.
 
 REAL = workload(24, 49152, 200, 16)
-SHORT = workload(24, 49152, 18, 2)
+SHORT = workload(24, 49152, 18, 4)
 
 
 def real_workload(isa: IsaName) -> Workload:
