@@ -136,6 +136,7 @@ def measure(name: str, args: argparse.Namespace, llama: LlamaCpp) -> dict[str, A
         "argmax": round(float(a.same_argmax.mean()), 4),
         "argmax_clear": round(float(a.same_argmax[a.clear].mean()), 4),
         "cosine": round(float(a.cosine.mean()), 6),
+        "least_cosine": round(float(a.cosine.min()), 6),
         "their_argmax": round(float(b.same_argmax.mean()), 4),
         "their_cosine": round(float(b.cosine.mean()), 6),
     }
