@@ -142,6 +142,22 @@ void sample_logits(int isa, const Array2<float>& logits, nb::handle batch_object
         sample_row(kernels, logits.data() + static_cast<int64_t>(r) * width, width, batch, static_cast<int64_t>(r), result);
 }
 
+using PlainTiming = std::tuple<int64_t, int64_t, int64_t>;
+
+// Of each kind of step: the whole step, rope tables, sampling, then the phases in the order of the plan.
+std::vector<std::vector<PlainTiming>> profile_of(const Executor& e) {
+    std::vector<std::vector<PlainTiming>> result;
+    const auto plain = [](const Timing& t) { return PlainTiming{t.calls, t.rows, t.nanoseconds}; };
+    if (!e.profile()) return result;
+    for (const StepTimings& kind : *e.profile()) {
+        std::vector<PlainTiming> timings{plain(kind.step), plain(kind.rope_tables), plain(kind.sampling)};
+        for (const auto* phases : {&kind.token_phases, &kind.output_phases})
+            for (const Timing& t : *phases) timings.push_back(plain(t));
+        result.push_back(std::move(timings));
+    }
+    return result;
+}
+
 void bind_values(nb::class_<Executor>& c) {
     using namespace nb::literals;
     c.def("packed_bytes", [](const Executor& e, int format, int64_t rows, int64_t cols) {
@@ -320,6 +336,8 @@ void bind_executor(nb::module_& m) {
     c.def("run", &run_step, "step"_a, "out"_a);
     c.def("sample", &sample_step, "step"_a, "sampling"_a, "token_ids"_a, "logprobs"_a, "top_ids"_a, "top_logprobs"_a);
     c.def("arena_bytes", &Executor::arena_bytes);
+    c.def("start_profile", &Executor::start_profile);
+    c.def("profile", &profile_of);
     c.def("read_blocks", [](const Executor& e, int64_t group, const Array1<const int32_t>& blocks, const Array2<uint8_t>& out) {
         e.read_blocks(group, blocks.data(), static_cast<int64_t>(blocks.shape(0)), out.data());
     });

@@ -12,8 +12,9 @@ constexpr size_t kAlignment = 64;
 
 size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-void run_phases(const std::vector<Phase>& phases, const Frame& frame) {
-    for (const Phase& phase : phases) std::visit([&](const auto& p) { run(p, frame); }, phase);
+void run_phases(const std::vector<Phase>& phases, const Frame& frame, int64_t rows, std::vector<Timing>* timings) {
+    for (size_t i = 0; i < phases.size(); i++)
+        timed(timings ? &(*timings)[i] : nullptr, rows, [&] { std::visit([&](const auto& p) { run(p, frame); }, phases[i]); });
 }
 
 } // namespace
@@ -99,26 +100,42 @@ void Executor::fill_rope_tables(const Frame& f) {
     }
 }
 
+void Executor::start_profile() {
+    profile_ = std::make_unique<Profile>();
+    for (StepTimings& kind : *profile_) {
+        kind.token_phases.resize(plan_.token_phases.size());
+        kind.output_phases.resize(plan_.output_phases.size());
+    }
+}
+
+StepTimings* Executor::timings_of(const Step& step) const {
+    return profile_ ? &(*profile_)[step.num_tokens == step.num_sequences] : nullptr;
+}
+
 // Runs the step; the output rows come in pieces, so that logits never need more than max_outputs_at_once rows of memory.
 template <class Consume>
-void Executor::run_pieces(Frame& frame, Consume consume) {
+void Executor::run_pieces(Frame& frame, StepTimings* timings, Consume consume) {
     const ThreadPool::Active active(pool_);
-    fill_rope_tables(frame);
-    run_phases(plan_.token_phases, frame);
-    for (int64_t first = 0; first < frame.step.num_outputs; first += limits_.max_outputs_at_once) {
-        frame.first_output = first;
-        frame.num_outputs = std::min(limits_.max_outputs_at_once, frame.step.num_outputs - first);
-        consume();
-    }
+    const int64_t tokens = frame.step.num_tokens;
+    timed(timings ? &timings->step : nullptr, tokens, [&] {
+        timed(timings ? &timings->rope_tables : nullptr, tokens, [&] { fill_rope_tables(frame); });
+        run_phases(plan_.token_phases, frame, tokens, timings ? &timings->token_phases : nullptr);
+        for (int64_t first = 0; first < frame.step.num_outputs; first += limits_.max_outputs_at_once) {
+            frame.first_output = first;
+            frame.num_outputs = std::min(limits_.max_outputs_at_once, frame.step.num_outputs - first);
+            consume();
+        }
+    });
 }
 
 void Executor::run(const Step& step, float* out) {
     check(step, plan_, limits_);
     Frame frame{plan_, kernels_, pool_, work_, step};
     const int64_t width = frame.value(plan_.output).width;
-    run_pieces(frame, [&] {
+    StepTimings* const timings = timings_of(step);
+    run_pieces(frame, timings, [&] {
         frame.output = out + frame.first_output * width;
-        run_phases(plan_.output_phases, frame);
+        run_phases(plan_.output_phases, frame, frame.num_outputs, timings ? &timings->output_phases : nullptr);
     });
 }
 
@@ -127,11 +144,14 @@ void Executor::sample(const Step& step, const SamplingBatch& batch, const Sampli
     Frame frame{plan_, kernels_, pool_, work_, step};
     const int64_t width = frame.value(plan_.output).width;
     check(batch, step.num_outputs, width);
-    run_pieces(frame, [&] {
-        run_phases(plan_.output_phases, frame);
-        float* logits = frame.data(plan_.output);
-        pool_.run(frame.num_outputs, [&](int64_t i, int) {
-            sample_row(kernels_.ops, logits + i * width, width, batch, frame.first_output + i, result);
+    StepTimings* const timings = timings_of(step);
+    run_pieces(frame, timings, [&] {
+        run_phases(plan_.output_phases, frame, frame.num_outputs, timings ? &timings->output_phases : nullptr);
+        timed(timings ? &timings->sampling : nullptr, frame.num_outputs, [&] {
+            float* logits = frame.data(plan_.output);
+            pool_.run(frame.num_outputs, [&](int64_t i, int) {
+                sample_row(kernels_.ops, logits + i * width, width, batch, frame.first_output + i, result);
+            });
         });
     });
 }

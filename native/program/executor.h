@@ -1,6 +1,7 @@
 // Runs a plan: one call a step.
 #pragma once
 #include "program/frame.h"
+#include "program/profile.h"
 #include "sample/sampler.h"
 #include <memory>
 
@@ -29,11 +30,16 @@ class Executor {
     void write_blocks(int64_t group, const int32_t* blocks, int64_t n, const uint8_t* data);
     size_t arena_bytes() const;
 
+    // From the next step on, times are kept. After finish().
+    void start_profile();
+    const Profile* profile() const { return profile_.get(); } // null when none is kept
+
   private:
     template <class Consume>
-    void run_pieces(Frame& frame, Consume consume);
+    void run_pieces(Frame& frame, StepTimings* timings, Consume consume);
     size_t activation_bytes() const;
     void fill_rope_tables(const Frame& frame);
+    StepTimings* timings_of(const Step& step) const;
 
     Kernels kernels_;
     ThreadPool pool_;
@@ -42,6 +48,7 @@ class Executor {
     size_t weight_bytes_ = 0;
     Workspace work_;
     Limits limits_{};
+    std::unique_ptr<Profile> profile_;
 };
 
 } // namespace tuili

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from tuili.observe.profile import Profile
 from tuili.program.program import Program
 from tuili.weights.source import Weight
 
@@ -116,6 +117,10 @@ class Executable(Protocol):
 
     def write_blocks(self, group: int, blocks: I32, data: npt.NDArray[np.uint8]) -> None:
         """... and comes back."""
+        ...
+
+    def profile(self) -> Profile | None:
+        """Times of the steps so far, where the backend was made to keep them; readable after ``close`` too."""
         ...
 
     def close(self) -> None: ...

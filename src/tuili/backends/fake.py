@@ -16,6 +16,7 @@ import numpy.typing as npt
 from tuili.backends.base import F32, I32, Limits, SamplingBatch, StepInput, StepResult
 from tuili.backends.reference.sampler import sample
 from tuili.errors import BackendError
+from tuili.observe.profile import Profile
 from tuili.program.program import BLOCK_SIZE, Program, StateGroup
 from tuili.weights.source import Weight
 
@@ -138,6 +139,9 @@ class FakeExecutable:
 
     def write_blocks(self, group: int, blocks: I32, data: npt.NDArray[np.uint8]) -> None:
         self._caches[group].write_back(blocks, data)
+
+    def profile(self) -> Profile | None:
+        return None
 
     def close(self) -> None:
         self._caches.clear()

@@ -9,11 +9,17 @@ from tuili.errors import ConfigError
 KNOWN: tuple[BackendName, ...] = ("auto", "cpu", "reference", "fake")
 
 
-def select_backend(name: BackendName, *, isa: IsaName | None = None, threads: int | None = None) -> tuple[Backend, str]:
+def select_backend(
+    name: BackendName, *, isa: IsaName | None = None, threads: int | None = None, profile: bool = False
+) -> tuple[Backend, str]:
     """The backend, and why, in words. ``isa`` and ``threads`` matter to the CPU backend only; None: the best, all usable CPUs.
+    ``profile``: keep times by op.
 
-    Raises ConfigError for an unknown name or isa, BackendError when it cannot run here.
+    Raises ConfigError for an unknown name or isa and for a profile that the backend does not keep, BackendError when it
+    cannot run here.
     """
+    if profile and name in ("reference", "fake"):
+        raise ConfigError(f"backend {name} keeps no times of its ops; a profile needs --backend cpu")
     if name == "reference":
         from tuili.backends.reference.executor import ReferenceBackend
 
@@ -28,4 +34,6 @@ def select_backend(name: BackendName, *, isa: IsaName | None = None, threads: in
         raise ConfigError(f"isa is {isa!r}; it has to be one of {', '.join(get_args(IsaName))}, or left out to take the best")
     from tuili.backends.cpu.executor import CpuBackend
 
-    return CpuBackend(isa=isa, threads=threads), "cpu: as asked" if name == "cpu" else "cpu: the only backend for this machine"
+    return CpuBackend(
+        isa=isa, threads=threads, profile=profile
+    ), "cpu: as asked" if name == "cpu" else "cpu: the only backend for this machine"

@@ -41,7 +41,7 @@ def _all_of(*options: Callable[[Any], Any]) -> Callable[[Function], Function]:
     return decorate
 
 
-#: Flags of ``read_engine_options``. Each also has a ``TUILI_…`` variable and a line in config.toml.
+#: Flags of ``read_engine_options``. Each but --profile also has a ``TUILI_…`` variable and a line in config.toml.
 engine_options = _all_of(
     click.option("--backend", metavar="NAME", help="auto, cpu (native) or reference (slow, exact). Default: auto."),
     click.option("--isa", metavar="NAME", help="Highest instruction set to use: generic, avx2 or avx512."),
@@ -49,6 +49,7 @@ engine_options = _all_of(
     click.option("--max-model-len", type=int, metavar="N", help="Context in tokens, prompt and answer together."),
     click.option("--max-num-batched-tokens", type=int, metavar="N", help="Tokens computed in one step. Default: 512."),
     click.option("--kv-cache-memory-bytes", metavar="SIZE", help="Memory for the KV cache, such as 512MiB; never exceeded."),
+    click.option("--profile", is_flag=True, help="At the end, say where the time of the steps went, by op."),
 )
 
 #: Those that only a server needs.
@@ -76,4 +77,5 @@ def read_engine_options(settings: Settings, flags: dict[str, Any], *, one_at_a_t
         max_waiting_requests=None
         if one_at_a_time
         else settings.integer("max_waiting_requests", flags["max_waiting_requests"], low=0),
+        profile=flags["profile"],
     )

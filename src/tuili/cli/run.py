@@ -83,6 +83,8 @@ def command(
             from tuili.cli.chat import chat
 
             chat(session, _title(found), home_dir() / "history", verbose=verbose)
+    if options.profile:
+        note(str(loaded.profile()))
 
 
 def _answer_once(session: Any, text: str, verbose: bool) -> None:

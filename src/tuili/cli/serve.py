@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tuili.cli.console import note
 from tuili.cli.models import fetch_if_absent, find
 from tuili.cli.options import accept_licence_option, concurrency_options, engine_options, model_argument, read_engine_options
 from tuili.config.options import EngineOptions, ServerOptions
@@ -52,7 +53,16 @@ def command(ctx: click.Context, model: str, accept_licence: bool, **flags: Any) 
     from tuili.server.lifecycle import serve
 
     configure_logging(level=level, format=log_format)
-    return serve(lambda: _load(found, options), server_options, model_name=name)
+    loaded: list[LoadedEngine] = []
+
+    def load() -> "LoadedEngine":
+        loaded.append(_load(found, options))
+        return loaded[0]
+
+    code = serve(load, server_options, model_name=name)
+    if options.profile and loaded:
+        note(str(loaded[0].profile()))
+    return code
 
 
 def _load(found: ResolvedModel | NotHereYet, options: EngineOptions) -> "LoadedEngine":

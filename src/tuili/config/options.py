@@ -12,7 +12,8 @@ class EngineOptions:
     """How to load and run one model. Names are vLLM's where it has the setting.
 
     ``kv_cache_memory_bytes``: budget of the KV cache, never exceeded. ``threads``: native worker threads. ``isa``: highest
-    instruction set to use. ``max_waiting_requests``: above it, requests are refused with 429.
+    instruction set to use. ``max_waiting_requests``: above it, requests are refused with 429. ``profile``: keep the time of
+    each op.
     """
 
     backend: BackendName = "auto"
@@ -23,6 +24,7 @@ class EngineOptions:
     max_num_batched_tokens: int | None = None
     kv_cache_memory_bytes: int | None = None
     max_waiting_requests: int | None = None
+    profile: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from tuili.engine.scheduler import Scheduler, SchedulerLimits
 from tuili.errors import TemplateRefused
 from tuili.models.load import ModelDescription, bind, read_model
 from tuili.observe.metrics import EngineMetrics
+from tuili.observe.profile import Profile
 from tuili.program.program import BLOCK_SIZE, Program
 from tuili.text.chat import ChatTemplate, chat_template_of
 from tuili.text.tokenizer.base import Tokenizer
@@ -59,6 +60,10 @@ class LoadedEngine:
     def metrics(self) -> EngineMetrics:
         return self.client.metrics
 
+    def profile(self) -> Profile | None:
+        """Times by op of the steps so far, where ``EngineOptions.profile`` asked for them; readable after ``close`` too."""
+        return self.engine.profile()
+
     def close(self) -> None:
         """Abort what is live, stop the engine's thread, give the memory back."""
         self.client.shutdown()
@@ -71,7 +76,7 @@ def build_engine(path: Path, options: EngineOptions, *, machine: MachineFacts | 
     """
     machine = machine or read_machine()
     threads, _ = choose_threads(options, machine)
-    backend, choice = select_backend(options.backend, isa=options.isa, threads=threads)
+    backend, choice = select_backend(options.backend, isa=options.isa, threads=threads, profile=options.profile)
     source = open_gguf(path)
     try:
         description = read_model(source, max_model_len=options.max_model_len)

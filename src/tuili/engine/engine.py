@@ -18,6 +18,7 @@ from tuili.engine.request import (
 from tuili.engine.runner import Runner
 from tuili.engine.scheduler import Scheduler
 from tuili.errors import BackendError
+from tuili.observe.profile import Profile
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +73,9 @@ class Engine:
             self._record(plan, batch, result, outputs)
         outputs.now = time.monotonic()
         return outputs
+
+    def profile(self) -> Profile | None:
+        return self._runner.profile()
 
     def close(self) -> None:
         self._runner.close()

@@ -12,6 +12,7 @@ from tuili.config.options import EngineOptions
 from tuili.engine.build import LoadedEngine, build_engine
 from tuili.engine.output import merge
 from tuili.errors import ConfigError, InvalidRequest, ModelNotFound, TemplateRefused
+from tuili.observe.profile import Profile
 from tuili.types import FinishReason, GenerateRequest, RequestOutput, SamplingParams, TokenLogprob, Usage
 
 Prompt = str | Sequence[int]
@@ -107,6 +108,16 @@ class LLM:
         prompts = ["".join(segment.text for segment in segments) for segments in rendered]
         token_ids = [tuple(self._loaded.tokenizer.encode_segments(segments)) for segments in rendered]
         return self._run(prompts, token_ids, _one_each(params, len(several)))
+
+    def profile(self) -> Profile:
+        """Where the time of the steps so far went, by op; ``print`` it for a table. Readable after ``close`` too.
+
+        Raises ConfigError for an LLM that was not made with ``profile=True``.
+        """
+        profile = self._loaded.profile()
+        if profile is None:
+            raise ConfigError("this LLM keeps no times; make it with LLM(model, profile=True)")
+        return profile
 
     def close(self) -> None:
         self._loaded.close()

@@ -3,6 +3,7 @@
 from tuili.backends.base import Executable, StepResult
 from tuili.engine.batch import Batch, BatchBuilder
 from tuili.engine.request import StepPlan
+from tuili.observe.profile import Profile
 
 
 class Runner:
@@ -17,6 +18,9 @@ class Runner:
         """
         batch = self._builder.build(plan)
         return batch, self._executable.collect(self._executable.launch(batch.step, batch.sampling))
+
+    def profile(self) -> Profile | None:
+        return self._executable.profile()
 
     def close(self) -> None:
         self._executable.close()

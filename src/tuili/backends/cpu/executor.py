@@ -1,6 +1,6 @@
 """The native CPU backend: packs weights once, then runs a step in one native call without the GIL."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,8 +11,10 @@ from tuili.backends.cpu.emit import ACTIVATIONS, SCORINGS, Bound, emit
 from tuili.backends.cpu.lower import PHASE_OPS, ROW_OPS, Lowered, lower
 from tuili.backends.cpu.native import ISA_NAMES, extension, isa_level, usable_cpus
 from tuili.backends.cpu.packing import matrix_names, pack_weights
+from tuili.backends.cpu.profile import phase_labels, read_profile
 from tuili.config.options import IsaName
 from tuili.errors import BackendError, ConfigError, NotSupported
+from tuili.observe.profile import Profile
 from tuili.program.program import BLOCK_SIZE, Instr, Program
 from tuili.quant.registry import format_of
 from tuili.weights.source import Weight
@@ -29,17 +31,19 @@ _MEBIBYTE = 1024 * 1024
 
 
 class CpuBackend:
-    """Makes native executables. ``isa``: the level to use, None for this CPU's best; ``threads``: None for all usable CPUs.
+    """Makes native executables. ``isa``: the level to use, None for this CPU's best; ``threads``: None for all usable CPUs;
+    ``profile``: keep the time of every phase of a step.
 
     Raises BackendError without the compiled extension, or for a level that this CPU lacks.
     """
 
-    def __init__(self, isa: IsaName | None = None, threads: int | None = None) -> None:
+    def __init__(self, isa: IsaName | None = None, threads: int | None = None, profile: bool = False) -> None:
         if threads is not None and not 1 <= threads <= 1024:
             raise ConfigError(f"threads is {threads}; it has to be from 1 to 1024")
         self.name = "cpu"
         self._isa = isa_level(isa)
         self.threads = threads or usable_cpus()
+        self._profile = profile
 
     @property
     def isa(self) -> IsaName:
@@ -79,7 +83,10 @@ class CpuBackend:
                 "not enough memory for the KV cache and the buffers of a step;"
                 " lower kv_cache_memory_bytes or max_num_batched_tokens"
             ) from error
-        return CpuExecutable(executor, program, self._describe(executor, program, limits, packed.num_bytes))
+        if self._profile:
+            executor.start_profile()
+        labels = phase_labels(program, lowered.phases, formats) if self._profile else None
+        return CpuExecutable(executor, program, self._describe(executor, program, limits, packed.num_bytes), labels)
 
     def _new_executor(self) -> "Executor":
         try:
@@ -102,13 +109,24 @@ class CpuBackend:
 
 
 class CpuExecutable:
-    """A program in native memory. ``launch`` runs the whole step and its sampling; other Python threads go on meanwhile."""
+    """A program in native memory. ``launch`` runs the whole step and its sampling; other Python threads go on meanwhile.
 
-    def __init__(self, executor: "Executor", program: Program, description: Mapping[str, str]) -> None:
+    ``labels``: names of the phases where the executor keeps their times, else None.
+    """
+
+    def __init__(
+        self,
+        executor: "Executor",
+        program: Program,
+        description: Mapping[str, str],
+        labels: Sequence[str] | None = None,
+    ) -> None:
         self._native: Executor | None = executor
         self._width = program.output.width
         self._block_bytes = _kv_bytes_per_block(program)
         self._description = description
+        self._labels = labels
+        self._last_profile: Profile | None = None
 
     @property
     def description(self) -> Mapping[str, str]:
@@ -151,8 +169,14 @@ class CpuExecutable:
             raise BackendError(f"block data is {data.shape}; {len(blocks)} blocks take {self._block_bytes[group]} bytes each")
         self._executor.write_blocks(group, blocks, np.ascontiguousarray(data))
 
+    def profile(self) -> Profile | None:
+        if self._native is not None and self._labels is not None:
+            self._last_profile = read_profile(self._labels, self._native.profile())
+        return self._last_profile
+
     def close(self) -> None:
         """Free the native memory and stop the threads."""
+        self.profile()
         self._native = None
 
 

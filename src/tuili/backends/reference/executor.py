@@ -11,6 +11,7 @@ from tuili.backends.base import F32, I32, Limits, SamplingBatch, StepInput, Step
 from tuili.backends.reference.ops import FUNCTIONS, Call, KVState
 from tuili.backends.reference.sampler import sample
 from tuili.errors import BackendError, NotSupported
+from tuili.observe.profile import Profile
 from tuili.program.program import BLOCK_SIZE, Instr, Program
 from tuili.quant.registry import format_of
 from tuili.weights.source import Weight
@@ -114,6 +115,9 @@ class ReferenceExecutable:
         for index, state in enumerate(members):
             state.keys[slots] = parts[:, 2 * index]
             state.values[slots] = parts[:, 2 * index + 1]
+
+    def profile(self) -> Profile | None:
+        return None
 
     def close(self) -> None:
         self._decoded.clear()
