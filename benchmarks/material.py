@@ -37,6 +37,32 @@ def tokenizer_of(path: Path) -> Tokenizer:
         source.close()
 
 
+def kv_bytes_per_token(path: Path) -> int:
+    """Of keys and values in 16 bits, over all layers."""
+    source = open_gguf(path)
+    try:
+        arch = source.metadata["general.architecture"]
+        layers, heads, kv_heads, width = (
+            int(source.metadata[f"{arch}.{key}"])  # type: ignore[arg-type]
+            for key in ("block_count", "attention.head_count", "attention.head_count_kv", "embedding_length")
+        )
+        head_size = int(source.metadata.get(f"{arch}.attention.key_length", width // heads))  # type: ignore[arg-type]
+        return 2 * 2 * layers * kv_heads * head_size
+    finally:
+        source.close()
+
+
+def bytes_read_per_token(path: Path) -> int:
+    """Of weights, when one sequence decodes: every tensor, but of the token embedding only when it is the output matrix too."""
+    source = open_gguf(path)
+    try:
+        untied = "output.weight" in source.names()
+        names = [name for name in source.names() if not (untied and name == "token_embd.weight")]
+        return sum(source.tensor(name).data.nbytes for name in names)
+    finally:
+        source.close()
+
+
 def random_ids(tokenizer: Tokenizer, count: int, seed: int) -> list[int]:
     """Ordinary tokens, as llama-bench takes: begins with BOS where the model wants one."""
     rng = np.random.default_rng(seed)

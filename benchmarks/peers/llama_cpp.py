@@ -10,14 +10,22 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from material import kv_bytes_per_token
+from servers import ServerCommand
+
 PACKAGE = "llama-cpp-python==0.3.36"
 DRIVER = Path(__file__).with_name("llama_driver.cpp")
-TARGETS = ("llama", "llama-bench")
+PROGRAMS = ("llama-quantize", "llama-server")
+OPTIONS = (
+    *("CMAKE_BUILD_TYPE=Release", "GGML_NATIVE=ON", "LLAMA_CURL=OFF", "LLAMA_OPENSSL=OFF"),
+    *("LLAMA_BUILD_TESTS=OFF", "LLAMA_BUILD_EXAMPLES=OFF", "LLAMA_BUILD_UI=OFF", "LLAMA_USE_PREBUILT_UI=OFF"),
+)
 
 
 def cache() -> Path:
@@ -40,6 +48,12 @@ class LlamaCpp:
         library = self.libraries / "libllama.so"
         return f"{zlib.crc32(f'{self.libraries} {library.stat().st_mtime}'.encode()):08x}"
 
+    def program(self, name: str) -> Path:
+        found = self.libraries / name
+        if not found.exists():
+            sys.exit(f"there is no {name} in {self.libraries}: build it there, or leave --llama-bin out")
+        return found
+
     @property
     def version(self) -> str:
         text = (self.libraries.parent / "CMakeCache.txt").read_text()
@@ -52,7 +66,7 @@ def find_or_build(libraries: Path | None = None) -> LlamaCpp:
     """``libraries``: the bin folder of an existing build; None builds one in the cache, once (about ten minutes on two cores)."""
     if libraries is None:
         build = cache() / "llama-build"
-        if not (build / "bin" / "llama-bench").exists():
+        if not all((build / "bin" / program).exists() for program in PROGRAMS):
             _build(_fetch(), build)
         libraries = build / "bin"
     cmake_cache = libraries.resolve().parent / "CMakeCache.txt"
@@ -73,17 +87,59 @@ def _fetch() -> Path:
     archive = next(folder.glob("llama_cpp_python-*.tar.gz"), None)
     if archive is None:
         sys.exit(f"pip could not fetch the source of {PACKAGE}; give the bin folder of a llama.cpp build with --llama-bin")
-    with tarfile.open(archive) as tar:
-        tar.extractall(folder, filter="data")
-    return folder / archive.name.removesuffix(".tar.gz") / "vendor" / "llama.cpp"
+    name = archive.name.removesuffix(".tar.gz")
+    if not (folder / name).exists():
+        with tarfile.open(archive) as tar, tempfile.TemporaryDirectory(dir=folder) as partial:
+            tar.extractall(partial, filter="data")
+            (Path(partial) / name).rename(folder / name)
+    return folder / name / "vendor" / "llama.cpp"
 
 
 def _build(source: Path, build: Path) -> None:
     print(f"building llama.cpp in {build}: once, about ten minutes on two cores", file=sys.stderr)
-    options = ("CMAKE_BUILD_TYPE=Release", "GGML_NATIVE=ON", "LLAMA_CURL=OFF", "LLAMA_OPENSSL=OFF", "LLAMA_BUILD_TESTS=OFF")
-    configure = ["cmake", "-S", str(source), "-B", str(build), "-G", "Ninja", *(f"-D{option}" for option in options)]
+    configure = ["cmake", "-S", str(source), "-B", str(build), "-G", "Ninja", *(f"-D{option}" for option in OPTIONS)]
     subprocess.run(configure, check=True, stdout=sys.stderr)
-    subprocess.run(["cmake", "--build", str(build), "--target", *TARGETS], check=True, stdout=sys.stderr)
+    subprocess.run(["cmake", "--build", str(build), "--target", *PROGRAMS], check=True, stdout=sys.stderr)
+
+
+#: Names of formats, and what llama-quantize is asked for. The mixtures are those that consist of that format most.
+QUANTISED: Mapping[str, tuple[str, ...]] = {
+    **{name: (name,) for name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")},
+    **{"Q2_K": ("Q2_K_S",), "Q3_K": ("Q3_K_S",), "Q4_K": ("Q4_K_S",), "Q5_K": ("Q5_K_S",), "Q6_K": ("Q6_K",)},
+    **{"IQ4_NL": ("IQ4_NL",), "IQ4_XS": ("IQ4_XS",), "MXFP4": ("--tensor-type", r"blk\..*weight=mxfp4", "Q8_0")},
+}
+PLAIN = {name: (name,) for name in ("F16", "BF16", "F32")}
+
+
+def quantised(llama: LlamaCpp, model: Path, name: str) -> Path:
+    """``model`` requantised by llama-quantize, in the cache; ``name``: of QUANTISED or PLAIN."""
+    *options, kind = {**QUANTISED, **PLAIN}[name]
+    made = cache() / "requantised" / f"{model.stem}-{model.stat().st_size}-{name}.gguf"
+    if not made.exists():
+        made.parent.mkdir(exist_ok=True)
+        partial = made.with_suffix(".partial")
+        command = [str(llama.program("llama-quantize")), "--allow-requantize", *options, str(model), str(partial), kind]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        partial.rename(made)
+    return made
+
+
+def server(llama: LlamaCpp, model: Path, port: int, *, threads: int, clients: int, context: int) -> ServerCommand:
+    """One slot of ``context`` tokens a client, continuous batching. Its prompt cache in memory is off: no prompt comes twice, and
+    it would count as its memory."""
+    options = {
+        "--model": model,
+        "--host": "127.0.0.1",
+        "--port": port,
+        "--threads": threads,
+        "--parallel": clients,
+        "--ctx-size": clients * context,
+        "--cache-ram": 0,
+        "--flash-attn": "on",
+    }
+    command = [str(llama.program("llama-server")), "--cont-batching", "--no-kv-unified", "--no-ui"]
+    command += [str(part) for pair in options.items() for part in pair]
+    return ServerCommand("llama-server", tuple(command), port, clients * context * kv_bytes_per_token(model))
 
 
 def build_driver(llama: LlamaCpp) -> Path:
@@ -117,23 +173,30 @@ class Peer:
         self._process.stdin.close()
         self._process.wait()
 
-    def prompt(self, ids: Sequence[int], *, flash: bool) -> float:
-        """Seconds to process the ids as one prompt."""
-        return self._run(flash, "prompt", ids)
+    def run(self, ids: Sequence[int], prompt: int, *, flash: bool) -> tuple[float, float]:
+        """Seconds for the first ``prompt`` ids as one prompt, and for the rest, one at a time."""
+        first, rest = self._run(flash, f"run {prompt}", ids)
+        return first, rest
 
-    def generate(self, ids: Sequence[int], *, flash: bool) -> float:
-        """Seconds to process the ids one at a time."""
-        return self._run(flash, "generate", ids)
+    def batch(self, prompts: Sequence[Sequence[int]], steps: Sequence[Sequence[int]], *, flash: bool) -> tuple[float, float]:
+        """Seconds for prompts of equal length, and for steps of one id for each of them."""
+        ids = [token for part in (*prompts, *steps) for token in part]
+        first, rest = self._run(flash, f"batch {len(prompts)} {len(prompts[0])}", ids)
+        return first, rest
+
+    def nll(self, ids: Sequence[int], first: int, *, flash: bool) -> float:
+        """Minus the log-likelihood in nats of the ids after position ``first``, each given all before it, summed."""
+        return self._run(flash, f"nll {first}", ids)[0]
 
     def logits(self, ids: Sequence[int], into: Path, *, flash: bool) -> None:
         """Writes float32 [len(ids), vocab]."""
         self._run(flash, f"logits {into}", ids)
 
-    def _run(self, flash: bool, command: str, ids: Sequence[int]) -> float:
+    def _run(self, flash: bool, command: str, ids: Sequence[int]) -> list[float]:
         assert self._process.stdin
         self._process.stdin.write(f"{int(flash)} {command} {' '.join(map(str, ids))}\n")
         self._process.stdin.flush()
-        return float(self._expect("ok").split()[1])
+        return [float(number) for number in self._expect("ok").split()[1:]]
 
     def _expect(self, word: str) -> str:
         assert self._process.stdout
