@@ -13,25 +13,18 @@ inline constexpr int kBlockCols = 32;
 // Blocks whose largest magnitude is below this count as zero: 127 / max must stay finite.
 inline constexpr float kSmallestMax = 0x1p-110f;
 
-// Byte offsets inside one row's record.
-struct ActLayout {
-    int64_t scales;    // float [blocks]
-    int64_t offsets32; // int32 [blocks]: -16 * (sum of the block)
-    int64_t sums;      // float [blocks]: (sum of the block) * scale
-    int64_t offsets16; // int32 [2 * blocks]: -32 * (sum of the half block)
-    int64_t end;
-    int64_t stride; // an odd number of cache lines, so that rows fall into different cache sets
-
-    explicit ActLayout(int64_t cols) {
-        const int64_t blocks = cols / kBlockCols;
-        scales = (cols + 63) / 64 * 64;
-        offsets32 = scales + blocks * 4;
-        sums = offsets32 + blocks * 4;
-        offsets16 = sums + blocks * 4;
-        end = offsets16 + blocks * 8;
-        stride = (end + 63) / 64 * 64;
-        if (stride / 64 % 2 == 0) stride += 64;
-    }
+// Thirty-two columns of a row: one cache line, so that a kernel reaches all of it from one pointer.
+struct alignas(64) ActBlock {
+    int8_t q[kBlockCols];
+    float scale;
+    float sum;               // of q, times the scale
+    float half_sums[2];      // of each half of q, times the scale
+    int32_t offset;          // start_word of -16 * the sums of q
+    int32_t half_offsets[2]; // start_word of -32 * the sums of each half
 };
+static_assert(sizeof(ActBlock) == 64);
+
+// Blocks from one row to the next: odd, so that rows fall into different cache sets.
+inline int64_t act_stride(int64_t cols) { return cols / kBlockCols | 1; }
 
 } // namespace tuili::TUILI_ISA

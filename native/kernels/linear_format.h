@@ -5,17 +5,23 @@
 
 namespace tuili::TUILI_ISA {
 
-// Rows that one call of a product takes at most, and the results it leaves: sums [rows][16].
-inline constexpr int kMaxRows = 256;
+// Rows and tiles that one call of a product takes at most. Of so many rows, the columns of one panel stay in the L2 cache while
+// all tiles are multiplied.
+inline constexpr int kMaxRows = 128, kMaxTiles = 8;
 
-// One tile of weights times some rows of activations.
+// Some tiles of weights times some rows of activations.
 struct Product {
-    const uint8_t* tile;
+    const uint8_t* tiles;
+    size_t tile_bytes;
+    int num_tiles;
     int64_t cols;
-    const uint8_t* const* rows; // quantised records, or float rows
+    const uint8_t* const* rows; // of ActBlocks, or of floats
     int num_rows;
-    float* sums;
+    float* sums;    // [num_tiles][num_rows][16]: the results
     uint8_t* panel; // kPanelBytes
+
+    const uint8_t* tile(int t) const { return tiles + static_cast<size_t>(t) * tile_bytes; }
+    float* tile_sums(int t) const { return sums + int64_t{t} * num_rows * kTileRows; }
 };
 
 struct FormatKernels {
@@ -32,8 +38,9 @@ const FormatKernels* float_kernels(Format format);
 const FormatKernels* block32_kernels(Format format);
 const FormatKernels* k_quant_kernels(Format format);
 
-// Columns that a panel holds, and its size: for each block scales and minima of both halves, and the levels.
-inline constexpr int64_t kPanelCols = 1024;
+// Columns that a panel holds (it shares the L1 cache with the activations of a few rows), and its size: for each block scales and
+// minima of both halves, and the levels.
+inline constexpr int64_t kPanelCols = 512;
 inline constexpr int64_t kPanelBytes = kPanelCols / kBlockCols * (4 * 64 + 512);
 
 } // namespace tuili::TUILI_ISA

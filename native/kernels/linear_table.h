@@ -42,23 +42,25 @@ struct LinearTable {
         find_kernels(w.format)->unpack_row(tile, static_cast<int>(row % kTileRows), w.cols, out);
     }
 
-    static size_t activation_bytes(int64_t rows, int64_t cols) { return static_cast<size_t>(rows * ActLayout(cols).stride); }
+    static size_t activation_bytes(int64_t rows, int64_t cols) {
+        return static_cast<size_t>(rows * act_stride(cols)) * sizeof(ActBlock);
+    }
 
     static void quantise(const float* x, int64_t ldx, int64_t, int64_t cols, int64_t row0, int64_t row1, uint8_t* acts) {
-        const ActLayout layout(cols);
-        for (int64_t row = row0; row < row1; row++)
-            quantise_row(x + row * ldx, cols, layout, acts + row * layout.stride, nullptr);
+        auto* blocks = reinterpret_cast<ActBlock*>(acts);
+        for (int64_t row = row0; row < row1; row++) quantise_row(x + row * ldx, cols, blocks + row * act_stride(cols), nullptr);
     }
 
     static void quantise_fine(const float* x, int64_t ldx, int64_t rows, int64_t cols, int64_t row0, int64_t row1,
                               uint8_t* acts) {
-        const ActLayout layout(cols);
+        auto* blocks = reinterpret_cast<ActBlock*>(acts);
+        const int64_t stride = act_stride(cols);
         for (int64_t row = row0; row < row1; row++)
-            quantise_row(x + row * ldx, cols, layout, acts + row * layout.stride, acts + (rows + row) * layout.stride);
+            quantise_row(x + row * ldx, cols, blocks + row * stride, blocks + (rows + row) * stride);
     }
 
-    // One row's record, and another of what the rounding left where `rest` is given.
-    static void quantise_row(const float* x, int64_t cols, const ActLayout& layout, uint8_t* record, uint8_t* rest) {
+    // One row's blocks, and others of what the rounding left where `rest` is given.
+    static void quantise_row(const float* x, int64_t cols, ActBlock* row, ActBlock* rest) {
         const int64_t blocks = cols / kBlockCols;
         int32_t largest = 0;
         for (int64_t b = 0; b < blocks; b++) {
@@ -66,45 +68,42 @@ struct LinearTable {
             if (magnitude > largest) largest = magnitude;
         }
         if (largest >= 0x7f800000) {
-            fill_with_nan(blocks, layout, record);
-            if (rest) fill_with_nan(blocks, layout, rest);
+            fill_with_nan(blocks, row);
+            if (rest) fill_with_nan(blocks, rest);
             return;
         }
         for (int64_t b = 0; b < blocks; b++) {
-            const float scale = write_block(x + b * kBlockCols, b, layout, record);
+            write_block(x + b * kBlockCols, row[b]);
             if (!rest) continue;
             alignas(64) float left[kBlockCols];
-            const auto* q = reinterpret_cast<const int8_t*>(record) + b * kBlockCols;
-            for (int i = 0; i < kBlockCols; i++) left[i] = x[b * kBlockCols + i] - scale * static_cast<float>(q[i]);
-            write_block(left, b, layout, rest);
+            for (int i = 0; i < kBlockCols; i++) left[i] = x[b * kBlockCols + i] - row[b].scale * static_cast<float>(row[b].q[i]);
+            write_block(left, rest[b]);
         }
     }
 
-    static void fill_with_nan(int64_t blocks, const ActLayout& layout, uint8_t* record) {
-        std::memset(record, 0, static_cast<size_t>(layout.end));
-        auto* scales = reinterpret_cast<float*>(record + layout.scales);
-        auto* sums = reinterpret_cast<float*>(record + layout.sums);
-        for (int64_t b = 0; b < blocks; b++) scales[b] = sums[b] = std::numeric_limits<float>::quiet_NaN();
+    static void fill_with_nan(int64_t blocks, ActBlock* row) {
+        const float nan = std::numeric_limits<float>::quiet_NaN();
+        for (int64_t b = 0; b < blocks; b++) row[b] = {{}, nan, nan, {nan, nan}, 0, {0, 0}};
     }
 
-    // Block b of a record, from finite numbers; returns its scale.
-    static float write_block(const float* x, int64_t b, const ActLayout& layout, uint8_t* record) {
+    // From finite numbers.
+    static void write_block(const float* x, ActBlock& block) {
         const float max = std::bit_cast<float>(max_magnitude(x));
+        PairSums halves[2];
+        quantise_block(x, max >= kSmallestMax ? 127.0f / max : 0.0f, block.q, halves);
         const float scale = max >= kSmallestMax ? max / 127.0f : 0.0f;
-        int32_t halves[2];
-        quantise_block(x, max >= kSmallestMax ? 127.0f / max : 0.0f, record + b * kBlockCols, halves);
-        const int32_t sum = halves[0] + halves[1];
-        reinterpret_cast<float*>(record + layout.scales)[b] = scale;
-        reinterpret_cast<int32_t*>(record + layout.offsets32)[b] = -16 * sum;
-        reinterpret_cast<float*>(record + layout.sums)[b] = static_cast<float>(sum) * scale;
-        reinterpret_cast<int32_t*>(record + layout.offsets16)[2 * b] = -32 * halves[0];
-        reinterpret_cast<int32_t*>(record + layout.offsets16)[2 * b + 1] = -32 * halves[1];
-        return scale;
+        block.scale = scale;
+        block.sum = static_cast<float>(halves[0].even + halves[0].odd + halves[1].even + halves[1].odd) * scale;
+        block.offset = start_word(-16 * (halves[0].even + halves[1].even), -16 * (halves[0].odd + halves[1].odd));
+        for (int i = 0; i < 2; i++) {
+            block.half_sums[i] = static_cast<float>(halves[i].even + halves[i].odd) * scale;
+            block.half_offsets[i] = start_word(-32 * halves[i].even, -32 * halves[i].odd);
+        }
     }
 
     // Scratch of one thread: a panel, then the sums of one matrix, then of another.
-    static constexpr size_t kSumBytes = kMaxRows * kTileRows * sizeof(float);
-    static size_t scratch_bytes(int64_t) { return static_cast<size_t>(kPanelBytes) + 2 * kSumBytes; }
+    static constexpr size_t kSumFloats = kMaxTiles * kMaxRows * kTileRows;
+    static size_t scratch_bytes(int64_t) { return static_cast<size_t>(kPanelBytes) + 2 * kSumFloats * sizeof(float); }
 
     // The rows [first, first + count) of a call; behind them, where activations are fine, what rounding left of each.
     struct Rows {
@@ -115,7 +114,8 @@ struct LinearTable {
         Rows(const LinearArgs& a, bool acts, int64_t first) : fine(acts && a.fine) {
             const int64_t most = fine ? kMaxRows / 2 : kMaxRows;
             count = static_cast<int>(a.num_rows - first < most ? a.num_rows - first : most);
-            const int64_t stride = acts ? ActLayout(a.weight->cols).stride : a.ldx * static_cast<int64_t>(sizeof(float));
+            const int64_t stride = acts ? act_stride(a.weight->cols) * static_cast<int64_t>(sizeof(ActBlock))
+                                        : a.ldx * static_cast<int64_t>(sizeof(float));
             const uint8_t* base = acts ? a.acts : reinterpret_cast<const uint8_t*>(a.x);
             for (int i = 0; i < count; i++) {
                 pointers[i] = base + (a.row_index ? a.row_index[first + i] : first + i) * stride;
@@ -125,26 +125,37 @@ struct LinearTable {
         int num_pointers() const { return fine ? 2 * count : count; }
     };
 
-    static void multiply(const PackedMatrix& w, const FormatKernels& k, const float* bias, int64_t tile, const Rows& rows,
-                         float* sums, uint8_t* panel) {
-        k.product({w.data + static_cast<size_t>(tile) * w.tile_bytes, w.cols, rows.pointers, rows.num_pointers(), sums, panel});
+    // Tiles [tile0, tile0 + num_tiles) of one matrix times some rows: results in `sums`, [num_tiles][num_pointers][16].
+    static void multiply(const PackedMatrix& w, const FormatKernels& k, const float* bias, int64_t tile0, int num_tiles,
+                         const Rows& rows, float* sums, uint8_t* panel) {
+        const Product product{w.data + static_cast<size_t>(tile0) * w.tile_bytes,
+                              w.tile_bytes,
+                              num_tiles,
+                              w.cols,
+                              rows.pointers,
+                              rows.num_pointers(),
+                              sums,
+                              panel};
+        k.product(product);
         if (rows.fine)
-            for (int i = 0; i < rows.count; i++)
-                store(sums + i * kTileRows, load(sums + i * kTileRows) + load(sums + (rows.count + i) * kTileRows));
+            for (int t = 0; t < num_tiles; t++) {
+                float* s = product.tile_sums(t);
+                for (int i = 0; i < rows.count * kTileRows; i += kTileRows)
+                    store(s + i, load(s + i) + load(s + rows.count * kTileRows + i));
+            }
         if (!bias) return;
-        alignas(64) float b[kTileRows] = {};
-        const int64_t width = tile_width(w, tile);
-        for (int64_t n = 0; n < width; n++) b[n] = bias[tile * kTileRows + n];
-        for (int i = 0; i < rows.count; i++) store(sums + i * kTileRows, load(sums + i * kTileRows) + load(b));
+        for (int t = 0; t < num_tiles; t++) {
+            alignas(64) float b[kTileRows] = {};
+            const int64_t width = tile_width(w, tile0 + t);
+            for (int64_t n = 0; n < width; n++) b[n] = bias[(tile0 + t) * kTileRows + n];
+            float* s = product.tile_sums(t);
+            for (int i = 0; i < rows.count * kTileRows; i += kTileRows) store(s + i, load(s + i) + load(b));
+        }
     }
 
     static int64_t tile_width(const PackedMatrix& w, int64_t tile) {
         const int64_t rest = w.rows - tile * kTileRows;
         return rest < kTileRows ? rest : kTileRows;
-    }
-
-    static float* out_row(const LinearArgs& a, int64_t i, int64_t tile) {
-        return a.out + (a.out_index ? a.out_index[i] : i) * a.ldo + tile * kTileRows;
     }
 
     static void write(float* out, const Vec16& v, int64_t width) {
@@ -154,36 +165,51 @@ struct LinearTable {
         for (int64_t n = 0; n < width; n++) out[n] = lanes[n];
     }
 
+    // Writes value(offset into the sums) for every row and tile of a piece.
+    template <class F>
+    static void write_piece(const LinearArgs& a, int64_t first_row, int64_t tile0, int num_tiles, const Rows& rows, F value) {
+        for (int i = 0; i < rows.count; i++) {
+            float* out = a.out + (a.out_index ? a.out_index[first_row + i] : first_row + i) * a.ldo + tile0 * kTileRows;
+            for (int t = 0; t < num_tiles; t++)
+                write(out + t * kTileRows, value((int64_t{t} * rows.num_pointers() + i) * kTileRows),
+                      tile_width(*a.weight, tile0 + t));
+        }
+    }
+
+    // Calls body(first row, rows, first tile, number of tiles) for pieces that fit the scratch.
+    template <class F>
+    static void for_pieces(const LinearArgs& a, bool acts, F body) {
+        for (int64_t first = 0, count = 0; first < a.num_rows; first += count) {
+            const Rows rows(a, acts, first);
+            count = rows.count;
+            for (int64_t t = a.tile0; t < a.tile1; t += kMaxTiles)
+                body(first, rows, t, static_cast<int>(a.tile1 - t < kMaxTiles ? a.tile1 - t : kMaxTiles));
+        }
+    }
+
     static void linear(const LinearArgs& a) {
         const FormatKernels& k = *find_kernels(a.weight->format);
         auto* sums = reinterpret_cast<float*>(a.scratch + kPanelBytes);
-        for (int64_t first = 0, count = 0; first < a.num_rows; first += count) {
-            const Rows rows(a, k.reads_acts, first);
-            count = rows.count;
-            for (int64_t t = a.tile0; t < a.tile1; t++) {
-                multiply(*a.weight, k, a.bias, t, rows, sums, a.scratch);
-                const int64_t width = tile_width(*a.weight, t);
-                for (int i = 0; i < rows.count; i++) write(out_row(a, first + i, t), load(sums + i * kTileRows), width);
-            }
-        }
+        for_pieces(a, k.reads_acts, [&](int64_t first, const Rows& rows, int64_t tile, int tiles) {
+            multiply(*a.weight, k, a.bias, tile, tiles, rows, sums, a.scratch);
+            write_piece(a, first, tile, tiles, rows, [&](int64_t at) { return load(sums + at); });
+        });
     }
 
     template <Act act>
     static void gate_up(const LinearArgs& a, const PackedMatrix& up, const float* up_bias) {
         const FormatKernels &kg = *find_kernels(a.weight->format), &ku = *find_kernels(up.format);
         auto* gates = reinterpret_cast<float*>(a.scratch + kPanelBytes);
-        float* ups = gates + kMaxRows * kTileRows;
-        for (int64_t first = 0; first < a.num_rows; first += kMaxRows) { // a.fine is false here
-            const Rows gate_rows(a, kg.reads_acts, first), up_rows(a, ku.reads_acts, first);
-            for (int64_t t = a.tile0; t < a.tile1; t++) {
-                multiply(*a.weight, kg, a.bias, t, gate_rows, gates, a.scratch);
-                multiply(up, ku, up_bias, t, up_rows, ups, a.scratch);
-                const int64_t width = tile_width(up, t);
-                for (int i = 0; i < gate_rows.count; i++)
-                    write(out_row(a, first + i, t), activate<act>(load(gates + i * kTileRows)) * load(ups + i * kTileRows),
-                          width);
-            }
-        }
+        float* ups = gates + kSumFloats;
+        for_pieces(a, kg.reads_acts, [&](int64_t first, const Rows& rows, int64_t tile, int tiles) { // a.fine is false here
+            multiply(*a.weight, kg, a.bias, tile, tiles, rows, gates, a.scratch);
+            if (ku.reads_acts == kg.reads_acts)
+                multiply(up, ku, up_bias, tile, tiles, rows, ups, a.scratch);
+            else
+                multiply(up, ku, up_bias, tile, tiles, Rows(a, ku.reads_acts, first), ups, a.scratch);
+            write_piece(a, first, tile, tiles, rows,
+                        [&](int64_t at) { return activate<act>(load(gates + at)) * load(ups + at); });
+        });
     }
     static void gate_up_act(const LinearArgs& a, const PackedMatrix& up, const float* up_bias, Act act) {
         switch (act) {

@@ -19,10 +19,10 @@ LinearArgs arguments(const Frame& f, ValueId x, int64_t out_width) {
     return args;
 }
 
-// Tiles that one claim takes. Many rows: one panel's worth, since a chunk is long anyway. Few rows: long enough to stream.
+// Tiles that one claim takes. Many rows: as many as share one reading of the activations, since a chunk is long anyway. Few rows:
+// long enough to stream.
 int64_t tiles_a_chunk(int64_t total_tiles, int64_t rows, int64_t threads) {
-    if (rows >= 32) return total_tiles >= 16 * threads ? 2 : 1;
-    return std::clamp<int64_t>(total_tiles / (threads * 8), 1, 256);
+    return std::clamp<int64_t>(total_tiles / (threads * 8), 1, rows >= 32 ? 8 : 256);
 }
 
 // A run of tiles of one matrix.

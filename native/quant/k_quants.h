@@ -247,7 +247,7 @@ struct SuperCrumbs {
 
     struct Reader {
         const uint8_t *tile, *body = nullptr, *scales = nullptr;
-        Vec16 d = zero(), dmin = zero(); // dmin / 32: the sum of a half block arrives times -32
+        Vec16 d = zero(), dmin = zero(); // dmin negated
         alignas(64) uint8_t low_nibbles[32], high_nibbles[32];
 
         TUILI_INLINE Reader(const uint8_t* tile_, int64_t) : tile(tile_) {}
@@ -257,7 +257,7 @@ struct SuperCrumbs {
             body = record + kHead + b % 8 * kBody;
             if (b % 8 == 0) {
                 d = load_f16(reinterpret_cast<const uint16_t*>(record + 256));
-                if constexpr (kBits == 2) dmin = load_f16(reinterpret_cast<const uint16_t*>(record + 288)) * set1(1.0f / 32);
+                if constexpr (kBits == 2) dmin = zero() - load_f16(reinterpret_cast<const uint16_t*>(record + 288));
             }
             if constexpr (kBits == 2) {
                 for (int i = 0; i < 32; i++) low_nibbles[i] = scales[i] & 15;

@@ -1,7 +1,7 @@
 // 64 weight bytes (16 output rows, 4 columns each) and their dot products with 4 activations, AVX2.
 //
-// vpmaddubsw adds two products u8 * s8 in 16 bits; as many of those sums are added up in 16 bits as the weights' range allows
-// before they widen to 32, so every sum stays exact.
+// vpmaddubsw adds two products u8 * s8 in 16 bits; those sums are added up in 16 bits as far as the weights' range allows before
+// they widen to 32, so every sum stays exact.
 #pragma once
 #include "kernels/avx2/vec.h"
 #include "kernels/inline.h"
@@ -13,7 +13,7 @@ namespace tuili::avx2 {
 
 // Rows that the direct kernel takes at once; up to kDirectRows it is used instead of the panel.
 inline constexpr int kDirectStep = 4;
-inline constexpr int kDirectRows = 8;
+inline constexpr int kDirectRows = 4;
 
 struct Bytes {
     __m256i lo, hi;
@@ -82,23 +82,38 @@ TUILI_INLINE Vec16 scaled_floats(__m256i lo, __m256i hi, float scale) {
     return {_mm256_mul_ps(_mm256_cvtepi32_ps(lo), s), _mm256_mul_ps(_mm256_cvtepi32_ps(hi), s)};
 }
 
+// What ActBlock's offsets hold: here the sums that belong to the first and the second 16-bit half of a lane.
+TUILI_INLINE int32_t start_word(int32_t even, int32_t odd) {
+    return static_cast<int32_t>(static_cast<uint32_t>(even) & 0xffff) | static_cast<int32_t>(static_cast<uint32_t>(odd) << 16);
+}
+
 // The integer sum of one scale block of kSteps * 4 columns. Weights are bytes 0 .. kRange with kOffset still to be taken off, or
-// signed bytes where kRange is 128. `offset` points to -unit * (sum of the block's activations), unit being 16 for 32 columns, 32
-// for 16.
+// signed bytes where kRange is 128. `offset` points to the start_word of -unit * (the block's activations), unit being 16 for 32
+// columns, 32 for 16.
+//
+// With an offset, the whole block is added up in 16 bits: levels less their offset are at most 16 (32 columns) or 32 (16 columns)
+// in size, so the end fits, and that the way there may wrap does no harm.
 template <int kRange, int kSteps, int kOffset>
 struct Dot {
     static constexpr int kUnit = kSteps == 8 ? 16 : 32;
-    static constexpr int kFlush = kRange <= 15 ? kSteps : kRange <= 31 ? 4 : 2;
+    static constexpr bool kSigned = kRange == 128;
+    static constexpr int kFlush = kOffset != 0 || kRange <= 15 ? kSteps : 4;
+    static_assert(kOffset == 0 || (kOffset <= kUnit && kRange - kOffset <= kUnit));
     // Rows of the panel kernel, and the steps of one row that it takes together: what fits the registers.
-    static constexpr int kRows = kRange == 128 || kRange == 63 ? 4 : 6, kGroup = kFlush == 2 ? 2 : 1;
+    static constexpr int kRows = kSigned ? 4 : 6, kGroup = kSigned ? 2 : 1;
     __m256i pairs_lo, pairs_hi, lo, hi;
 
-    TUILI_INLINE void start(const int32_t*) {}
+    TUILI_INLINE void start(const int32_t* offset) {
+        if constexpr (kOffset == 0) return;
+        pairs_lo = broadcast4(offset);
+        if constexpr (kOffset < kUnit) pairs_lo = _mm256_srai_epi16(pairs_lo, kUnit / kOffset == 2 ? 1 : 3);
+        pairs_hi = pairs_lo;
+    }
 
     // Step number `step` (a constant once unrolled) of kSteps.
-    TUILI_INLINE void add(const Bytes& w, const uint8_t* a, int step) {
+    TUILI_INLINE void add(const Bytes& w, const int8_t* a, int step) {
         const __m256i x = broadcast4(a), ones = _mm256_set1_epi16(1);
-        if constexpr (kRange == 128) {
+        if constexpr (kSigned) {
             const __m256i p = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_abs_epi8(w.lo), _mm256_sign_epi8(x, w.lo)), ones);
             const __m256i q = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_abs_epi8(w.hi), _mm256_sign_epi8(x, w.hi)), ones);
             lo = step == 0 ? p : _mm256_add_epi32(lo, p);
@@ -107,7 +122,7 @@ struct Dot {
             pin(hi);
         } else {
             const __m256i p = _mm256_maddubs_epi16(w.lo, x), q = _mm256_maddubs_epi16(w.hi, x);
-            const bool fresh = step % kFlush == 0;
+            const bool fresh = kOffset == 0 && step % kFlush == 0;
             pairs_lo = fresh ? p : _mm256_add_epi16(pairs_lo, p);
             pairs_hi = fresh ? q : _mm256_add_epi16(pairs_hi, q);
             pin(pairs_lo);
@@ -121,12 +136,7 @@ struct Dot {
     }
 
     // float(sum) * scale
-    TUILI_INLINE Vec16 result(const int32_t* offset, float scale) const {
-        if constexpr (kOffset == 0) return scaled_floats(lo, hi, scale);
-        __m256i o = broadcast4(offset);
-        if constexpr (kOffset < kUnit) o = _mm256_srai_epi32(o, kUnit / kOffset == 2 ? 1 : 3);
-        return scaled_floats(_mm256_add_epi32(lo, o), _mm256_add_epi32(hi, o), scale);
-    }
+    TUILI_INLINE Vec16 result(float scale) const { return scaled_floats(lo, hi, scale); }
 };
 
 } // namespace tuili::avx2

@@ -57,6 +57,9 @@ TUILI_INLINE __m512i broadcast4(const void* p) {
     return _mm512_set1_epi32(v);
 }
 
+// What ActBlock's offsets hold: here the sum.
+TUILI_INLINE int32_t start_word(int32_t even, int32_t odd) { return even + odd; }
+
 // The integer sum of one scale block of kSteps * 4 columns. Weights are bytes 0 .. kRange with kOffset still to be taken off, or
 // signed bytes where kRange is 128 (made unsigned here). `offset` points to -unit * (sum of the block's activations), unit being
 // 16 for 32 columns, 32 for 16.
@@ -78,15 +81,13 @@ struct Dot {
         }
     }
 
-    TUILI_INLINE void add(const Bytes& w, const uint8_t* a, int) {
+    TUILI_INLINE void add(const Bytes& w, const int8_t* a, int) {
         const __m512i u = kRange == 128 ? _mm512_xor_si512(w.v, _mm512_set1_epi8(static_cast<char>(0x80))) : w.v;
         sum = _mm512_dpbusd_epi32(sum, u, broadcast4(a));
     }
 
     // float(sum) * scale
-    TUILI_INLINE Vec16 result(const int32_t*, float scale) const {
-        return {_mm512_mul_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(scale))};
-    }
+    TUILI_INLINE Vec16 result(float scale) const { return {_mm512_mul_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(scale))}; }
 };
 
 } // namespace tuili::avx512

@@ -62,6 +62,9 @@ TUILI_INLINE Vec16 floats_of_bf16(const uint16_t* p) {
     return map([&](int i) { return std::bit_cast<float>(static_cast<uint32_t>(p[i]) << 16); });
 }
 
+// What ActBlock's offsets hold: here the sum.
+TUILI_INLINE int32_t start_word(int32_t even, int32_t odd) { return even + odd; }
+
 // The integer sum of one scale block of kSteps * 4 columns. Weights are bytes 0 .. kRange with kOffset still to be taken off, or
 // signed bytes where kRange is 128. `offset` points to -unit * (sum of the block's activations), unit being 16 for 32 columns, 32
 // for 16.
@@ -77,9 +80,7 @@ struct Dot {
         TUILI_KEEP_LOOP for (int r = 0; r < 16; r++) sum[r] = first;
     }
 
-    TUILI_INLINE void add(const Bytes& w, const uint8_t* activations, int) {
-        int8_t a[4];
-        std::memcpy(a, activations, 4);
+    TUILI_INLINE void add(const Bytes& w, const int8_t* a, int) {
         TUILI_KEEP_LOOP for (int r = 0; r < 16; r++) TUILI_KEEP_LOOP for (int i = 0; i < 4; i++) {
             const uint8_t byte = w.b[r * 4 + i];
             sum[r] += (kRange == 128 ? static_cast<int8_t>(byte) : static_cast<int>(byte)) * a[i];
@@ -87,7 +88,7 @@ struct Dot {
     }
 
     // float(sum) * scale
-    TUILI_INLINE Vec16 result(const int32_t*, float scale) const {
+    TUILI_INLINE Vec16 result(float scale) const {
         return map([&](int r) { return static_cast<float>(sum[r]) * scale; });
     }
 };
@@ -102,14 +103,19 @@ TUILI_INLINE int32_t max_magnitude(const float* x) {
     return largest;
 }
 
+// Sums of 16 columns: of every first and second of four, and of every third and fourth.
+struct PairSums {
+    int32_t even, odd;
+};
+
 // q = round(x * inverse) of 32 columns, to nearest even; sums of each half.
-TUILI_INLINE void quantise_block(const float* x, float inverse, uint8_t* q, int32_t (&sums)[2]) {
+TUILI_INLINE void quantise_block(const float* x, float inverse, int8_t* q, PairSums (&sums)[2]) {
     const float magic = 12582912.0f; // 1.5 * 2^23: adding it rounds to an integer
-    sums[0] = sums[1] = 0;
+    sums[0] = sums[1] = {0, 0};
     TUILI_KEEP_LOOP for (int i = 0; i < 32; i++) {
         const int32_t v = static_cast<int32_t>((x[i] * inverse + magic) - magic);
-        q[i] = static_cast<uint8_t>(v);
-        sums[i / 16] += v;
+        q[i] = static_cast<int8_t>(v);
+        (i % 4 < 2 ? sums[i / 16].even : sums[i / 16].odd) += v;
     }
 }
 
