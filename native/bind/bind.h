@@ -7,5 +7,6 @@ namespace tuili {
 void bind_linear(nanobind::module_& m);
 void bind_executor(nanobind::module_& m);
 void bind_kernels(nanobind::module_& m);
+void bind_probe(nanobind::module_& m);
 
 } // namespace tuili

@@ -14,4 +14,5 @@ NB_MODULE(_native, m) {
     tuili::bind_executor(m);
     tuili::bind_kernels(m);
     tuili::bind_linear(m);
+    tuili::bind_probe(m);
 }

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tuili.cache.plan import GroupShape, sequence_bytes, tokens_held
-from tuili.config.machine import MachineFacts, read_machine
+from tuili.config.machine import MachineFacts, cpu_model, last_level_cache_bytes, read_machine
 from tuili.config.options import EngineOptions
 from tuili.config.resolve import MAX_KV_BYTES, MIN_KV_BYTES, ModelFacts, ResolvedOptions, choose_threads, resolve
 from tuili.errors import ConfigError
@@ -179,3 +179,18 @@ def test_siblings_of_a_core_count_once(tmp_path: Path) -> None:
         write(tmp_path, path, f"{cpu // 2 * 2}-{cpu // 2 * 2 + 1}\n")
     facts = read_machine(tmp_path)
     assert facts.num_cores <= (facts.num_cpus + 2) // 2
+
+
+def test_caches_that_processors_share_count_once(tmp_path: Path) -> None:
+    assert last_level_cache_bytes(tmp_path) is None
+    for cpu in range(256):
+        folder = f"sys/devices/system/cpu/cpu{cpu}/cache/index3"
+        write(tmp_path, f"{folder}/size", "32768K\n")
+        write(tmp_path, f"{folder}/shared_cpu_list", "0-255\n")
+    assert last_level_cache_bytes(tmp_path) == 32 * 2**20
+
+
+def test_the_processor_has_a_name(tmp_path: Path) -> None:
+    assert cpu_model(tmp_path)
+    write(tmp_path, "proc/cpuinfo", "processor\t: 0\nmodel name\t: Fast CPU @ 5 GHz\n")
+    assert cpu_model(tmp_path) == "Fast CPU @ 5 GHz"

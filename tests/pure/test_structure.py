@@ -28,11 +28,13 @@ ALLOWED: dict[str, set[str]] = {
     "library": BASE,
     "engine": BASE | {"cache", "models", "weights", "backends", "program", "text"},
     "offline": BASE | {"engine", "library"},
+    "bench": BASE | {"engine", "models", "weights", "backends", "program", "quant"},
     "dialects": BASE,
     "server": BASE | {"dialects", "engine", "text"},
     "__main__": {"cli"},
     "cli": BASE
     | {
+        "bench",
         "server",
         "dialects",
         "engine",

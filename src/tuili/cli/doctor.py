@@ -15,7 +15,9 @@ from tuili import __version__
 from tuili.cli.console import show_facts, show_json, size_text, style
 from tuili.cli.models import open_store
 from tuili.cli.options import json_option
-from tuili.config.machine import MachineFacts, read_machine
+from tuili.config.machine import MachineFacts, cpu_model, read_machine
+from tuili.config.options import EngineOptions
+from tuili.config.resolve import choose_threads
 from tuili.config.sources import read_settings
 from tuili.errors import TuiliError
 
@@ -65,7 +67,7 @@ def diagnose() -> Diagnosis:
             "system": f"{platform.system()} {platform.release()} {platform.machine()}",
             **{name: _version(name) for name in LIBRARIES},
         },
-        "processor": {"model": _cpu_model(), **_cpus(machine), "instructions": ", ".join(_cpu_flags())},
+        "processor": {"model": cpu_model(), **_cpus(machine), "instructions": ", ".join(_cpu_flags())},
         "memory": {
             "total_bytes": machine.total_memory,
             "free_bytes": machine.available_memory,
@@ -74,6 +76,7 @@ def diagnose() -> Diagnosis:
         "disk": {"home": str(store.home), "free_bytes": _free_disk(store.home)},
         "models": _models(),
         "backend": backend,
+        "speed": _speed(machine),
     }
     return Diagnosis(facts, list(_advice(machine, facts)), usable)
 
@@ -88,6 +91,17 @@ def _backend(machine: MachineFacts) -> tuple[dict[str, Any], bool]:
     except TuiliError as error:
         return {"would_run": None, "why": str(error)}, False
     return {"would_run": backend.name, "why": why}, True
+
+
+def _speed(machine: MachineFacts) -> dict[str, Any]:
+    """What processors and memory give at this moment: a fifth of a second, and 256 MiB that have to be free."""
+    from tuili.bench.probes import Prober
+
+    threads, _ = choose_threads(EngineOptions(), machine)
+    try:
+        return {"threads": threads, **Prober(threads).measure().record()}
+    except TuiliError as error:
+        return {"problem": str(error)}
 
 
 def _models() -> dict[str, Any]:
@@ -126,10 +140,6 @@ def _cpuinfo(name: str) -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
 
 
-def _cpu_model() -> str:
-    return _cpuinfo("model name") or platform.processor() or platform.machine()
-
-
 def _cpu_flags() -> list[str]:
     flags = set(_cpuinfo("flags").split())
     return [flag for flag in SIMD_FLAGS if flag in flags]
@@ -152,6 +162,8 @@ def _in_words(name: str, value: Any) -> str:
         return "none"
     if name.endswith("_bytes"):
         return size_text(value)
+    if name.endswith("_per_second"):
+        return f"{value / 1e9:.1f} G{'B' if 'bytes' in name else 'op'}/s"
     if isinstance(value, list):
         return ", ".join(str(item) for item in value) or "none"
     return str(value)

@@ -1,6 +1,7 @@
 """What this machine gives us: processors and memory, as the kernel and its control groups say. Read from /proc and /sys."""
 
 import os
+import platform
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +39,24 @@ def read_machine(root: Path = Path("/")) -> MachineFacts:
         total_memory=total,
         memory_limit=limit,
     )
+
+
+def cpu_model(root: Path = Path("/")) -> str:
+    """What the processor calls itself; the kind of machine where it does not say."""
+    lines = (_read(root / "proc/cpuinfo") or "").splitlines()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()
+
+
+def last_level_cache_bytes(root: Path = Path("/")) -> int | None:
+    """Bytes of last-level cache that our processors have together; None where the system does not say."""
+    sizes: dict[str, int] = {}
+    for cpu in sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []:
+        folder = root / f"sys/devices/system/cpu/cpu{cpu}/cache/index3"
+        size, shared = (_read(folder / "size") or "").strip(), (_read(folder / "shared_cpu_list") or "").strip()
+        if size.endswith("K") and size[:-1].isdigit():
+            sizes[shared or str(cpu)] = int(size[:-1]) * 1024
+    return sum(sizes.values()) or None
 
 
 def _read(path: Path) -> str | None:
