@@ -28,9 +28,15 @@ def cli() -> Iterator[str]:
     with click.Context(group, info_name="tuili", **settings) as parent:
         yield f"```text\n{group.get_help(parent)}\n```\n"
         for name, _ in COMMANDS:
-            command = import_module(f"tuili.cli.{name}").command
-            with click.Context(command, parent, name, terminal_width=110) as context:
-                yield f"## tuili {name}\n\n```text\n{command.get_help(context)}\n```\n"
+            yield from _help(import_module(f"tuili.cli.{name}").command, parent, name)
+
+
+def _help(command: click.Command, parent: click.Context, name: str) -> Iterator[str]:
+    """A command's help, and that of its own commands."""
+    with click.Context(command, parent, name, terminal_width=110) as context:
+        yield f"## {context.command_path}\n\n```text\n{command.get_help(context)}\n```\n"
+        for child in command.commands.values() if isinstance(command, click.Group) else ():
+            yield from _help(child, context, child.name or "")
 
 
 def metrics() -> Iterator[str]:

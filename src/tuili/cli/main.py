@@ -23,6 +23,7 @@ COMMANDS = (
     ("show", "Say what is known of a model."),
     ("rm", "Remove models."),
     ("inspect", "Print the program that a model file becomes."),
+    ("bench", "Measure speed, and how far it is from what this machine can do."),
     ("doctor", "Look at this machine, and say what would run and why."),
     ("completion", "Print the completion script of a shell."),
 )
