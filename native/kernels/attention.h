@@ -1,13 +1,15 @@
 // Paged attention with f16 keys and values, grouped-query heads, over Vec16. Include after one level's vec.h.
 //
 // One routine serves decode (one query) and prefill (many). A row is (query, query head); for each row the sequence is fixed:
-// chunks of 64 tokens at absolute positions, scores summed in head_dim order, the running softmax updated once a chunk, values
-// added in token order. So a row has the same bits in any batch. In K blocks the 16 tokens are the lanes, so that a score needs
-// no sum across lanes; in V blocks the dimensions are.
+// segments at absolute positions (kernels/ops.h), each computed by itself, then merged in order; in a segment, chunks of 64
+// tokens, scores summed in head_dim order, the running softmax updated once a chunk, values added in token order. So a row has
+// the same bits in any batch, and whether its segments were computed by one thread or by several. In K blocks the 16 tokens are
+// the lanes, so that a score needs no sum across lanes; in V blocks the dimensions are.
 //
 // Places of a block that hold no token of the sequence are never added: scores there are replaced, values there are not read.
 #pragma once
 #include "kernels/activation.h"
+#include "kernels/inline.h"
 #include "kernels/ops.h"
 #include <utility>
 
@@ -20,32 +22,49 @@ inline constexpr float kFarBelow = -1e30f; // below every score; finite, so that
 // sums.
 template <int rows>
 inline constexpr int kWide = rows == 1                  ? 4
-                             : rows <= kTileRowsMax / 3 ? 2
+                             : rows <= kTileRowsMax / 2 ? 2
                                                         : 1;
 
-// scores[m][block * 16 + token] for the given blocks.
+// Queries of a tile lie in runs of 16 dimensions, [head_dim / 16][rows of the tile][16]: an element of any row is then at a
+// constant distance from that of the first.
+inline constexpr int kRun = 16;
+
+// What score_rows reads: K of the chunk's blocks, and blocks of the next chunk to bring nearer meanwhile.
+struct KeyBlocks {
+    const uint16_t* now[kChunkBlocks];
+    const uint16_t* next[kChunkBlocks];
+    int64_t v_offset; // from K to V of a block
+    bool ahead;       // whether there is a next chunk, to be fetched by this pass
+};
+
+// scores[m][block * 16 + token] for `wide` blocks from `b`; q_run: floats between runs of the queries.
 template <int rows, int wide>
-inline void score_blocks(const float* q, int64_t ldq, const uint16_t* const* k, int head_dim, float* scores) {
+inline void score_blocks(const float* q, int64_t q_run, const KeyBlocks& k, int b, int head_dim, float* scores) {
     Vec16 sum[rows][wide];
     for (int m = 0; m < rows; m++)
-        for (int b = 0; b < wide; b++) sum[m][b] = zero();
-    for (int d = 0; d < head_dim; d++) {
-        for (int b = 0; b < wide; b++) {
-            const Vec16 key = load_f16(k[b] + d * kBlockSize);
-            for (int m = 0; m < rows; m++) sum[m][b] = fma(set1(q[m * ldq + d]), key, sum[m][b]);
+        for (int w = 0; w < wide; w++) sum[m][w] = zero();
+    for (int d = 0; d < head_dim; d += kRun, q += q_run) {
+        for (int w = 0; k.ahead && w < wide; w++) { // a run of a block is eight cache lines of K, and as many of V
+            const uint16_t* const next = k.next[b + w] + d * kBlockSize;
+            for (int i = 0; i < kRun * kBlockSize; i += 32) {
+                prefetch(next + i);
+                prefetch(next + k.v_offset + i);
+            }
+        }
+        TUILI_UNROLL for (int i = 0; i < kRun; i++) for (int w = 0; w < wide; w++) {
+            const Vec16 key = load_f16(k.now[b + w] + (d + i) * kBlockSize);
+            for (int m = 0; m < rows; m++) sum[m][w] = fma(set1(q[m * kRun + i]), key, sum[m][w]);
         }
     }
     for (int m = 0; m < rows; m++)
-        for (int b = 0; b < wide; b++) store(scores + m * kAttentionChunk + b * kBlockSize, sum[m][b]);
+        for (int w = 0; w < wide; w++) store(scores + m * kAttentionChunk + (b + w) * kBlockSize, sum[m][w]);
 }
 
 template <int rows>
-void score_rows(const float* q, int64_t ldq, const uint16_t* const* k, int first_block, int last_block, int head_dim,
-                float* scores) {
+void score_rows(const float* q, int64_t q_run, const KeyBlocks& k, int first_block, int last_block, int head_dim, float* scores) {
     int b = first_block;
-    for (; b + kWide<rows> <= last_block; b += kWide<rows>)
-        score_blocks<rows, kWide<rows>>(q, ldq, k + b, head_dim, scores + b * kBlockSize);
-    for (; b < last_block; b++) score_blocks<rows, 1>(q, ldq, k + b, head_dim, scores + b * kBlockSize);
+    for (; b + kWide<rows> <= last_block; b += kWide<rows>) score_blocks<rows, kWide<rows>>(q, q_run, k, b, head_dim, scores);
+    for (; b < last_block; b++) score_blocks<rows, 1>(q, q_run, k, b, head_dim, scores);
 }
 
 // out[m][d] = out[m][d] * decay[m] + sum over tokens of p[m][token] * v[token][d], for `wide` runs of 16 dimensions from d.
@@ -55,12 +74,15 @@ inline void add_values_at(int d, const float* p, const uint16_t* const* v, int f
     Vec16 sum[rows][wide];
     for (int m = 0; m < rows; m++)
         for (int w = 0; w < wide; w++) sum[m][w] = set1(decay[m]) * load(out + m * head_dim + d + w * 16);
-    for (int t = first_token; t < last_token; t++) {
+    for (int t = first_token; t < last_token;) {
         const uint16_t* value = v[t / kBlockSize] + (t % kBlockSize) * head_dim + d;
-        for (int w = 0; w < wide; w++) {
-            const Vec16 x = load_f16(value + w * 16);
-            for (int m = 0; m < rows; m++) sum[m][w] = fma(set1(p[m * kAttentionChunk + t]), x, sum[m][w]);
-        }
+        const int end = (t / kBlockSize + 1) * kBlockSize, stop = end < last_token ? end : last_token;
+#pragma GCC unroll 4
+        for (; t < stop; t++, value += head_dim)
+            for (int w = 0; w < wide; w++) {
+                const Vec16 x = load_f16(value + w * 16);
+                for (int m = 0; m < rows; m++) sum[m][w] = fma(set1(p[m * kAttentionChunk + t]), x, sum[m][w]);
+            }
     }
     for (int m = 0; m < rows; m++)
         for (int w = 0; w < wide; w++) store(out + m * head_dim + d + w * 16, sum[m][w]);
@@ -76,7 +98,7 @@ void add_values(const float* p, const uint16_t* const* v, int first_token, int l
 }
 
 // The routines for 1 .. kTileRowsMax rows.
-using ScoreRows = void (*)(const float*, int64_t, const uint16_t* const*, int, int, int, float*);
+using ScoreRows = void (*)(const float*, int64_t, const KeyBlocks&, int, int, int, float*);
 using AddValues = void (*)(const float*, const uint16_t* const*, int, int, int, float*, const float*);
 template <int... n>
 inline ScoreRows score_rows_for(int rows, std::integer_sequence<int, n...>) {
@@ -93,46 +115,86 @@ using TileRows = std::make_integer_sequence<int, kTileRowsMax>;
 // Puts softcapped scores of one row in units of log 2, those outside [first, last) far below all others; returns the largest.
 inline float mask_scores(float* scores, int first, int last, float softcap) {
     constexpr float kLog2e = 1.44269504088896341f;
+    const bool all = first == 0 && last == kAttentionChunk;
     Vec16 top = set1(kFarBelow);
     for (int b = 0; b < kChunkBlocks; b++) {
         Vec16 x = load(scores + b * 16);
         if (softcap > 0) x = set1(softcap * kLog2e) * tanh(x / set1(softcap));
-        x = select(lanes(first - b * 16, last - b * 16), x, set1(kFarBelow));
-        store(scores + b * 16, x);
+        if (!all) x = select(lanes(first - b * 16, last - b * 16), x, set1(kFarBelow));
+        if (!all || softcap > 0) store(scores + b * 16, x);
         top = vmax(top, x);
     }
     return reduce_max(top);
 }
 
-// Scores to weights relative to `maximum`, exactly 0 outside [first, last); returns their sum.
-inline float weigh_scores(float* scores, int first, int last, float maximum) {
+// Scores to weights relative to `maximum`, exactly 0 outside [first, last); returns their sums, one a lane.
+inline Vec16 weigh_scores(float* scores, int first, int last, float maximum) {
+    const bool all = first == 0 && last == kAttentionChunk;
     Vec16 sum = zero();
     for (int b = 0; b < kChunkBlocks; b++) {
-        const Vec16 x = exp2_negative(load(scores + b * 16) - set1(maximum));
-        const Vec16 p = select(lanes(first - b * 16, last - b * 16), x, zero());
+        Vec16 p = exp2_negative(load(scores + b * 16) - set1(maximum));
+        if (!all) p = select(lanes(first - b * 16, last - b * 16), p, zero());
         store(scores + b * 16, p);
         sum = sum + p;
     }
-    return reduce_add(sum);
+    return sum;
+}
+
+// What attention over some positions has come to, for one row: values weighted relative to 2^maximum, and the sum of weights.
+struct AttentionSum {
+    float* values; // [head_dim]
+    float maximum, weights;
+};
+
+// total = total + part, each brought to the larger maximum.
+inline void merge_sums(AttentionSum& total, const AttentionSum& part, int head_dim) {
+    const float maximum = total.maximum > part.maximum ? total.maximum : part.maximum;
+    float factors[16] = {total.maximum, part.maximum};
+    store(factors, exp2_negative(load(factors) - set1(maximum)));
+    const Vec16 a = set1(factors[0]), b = set1(factors[1]);
+    for (int d = 0; d < head_dim; d += 16) store(total.values + d, fma(load(part.values + d), b, a * load(total.values + d)));
+    total.maximum = maximum;
+    total.weights = total.weights * factors[0] + part.weights * factors[1];
 }
 
 // One tile of rows, with its place in the scratch memory.
 class AttentionTile {
   public:
     explicit AttentionTile(const AttentionArgs& args)
-        : a_(args), rows_(args.num_queries * args.num_heads), q_(args.scratch), out_(q_ + rows_ * args.head_dim),
-          scores_(out_ + rows_ * args.head_dim) {}
+        : a_(args), rows_(args.num_queries * args.num_heads), q_(args.scratch), total_(q_ + rows_ * args.head_dim),
+          out_(total_ + rows_ * args.head_dim), scores_(out_ + rows_ * args.head_dim) {}
 
+    // All segments that a query sees.
     void run() {
         load_queries();
-        const int64_t last_position = a_.causal ? a_.first_position + a_.num_queries : a_.context;
-        const int64_t first_position = first_visible(0);
-        for (int64_t c = first_position / kAttentionChunk * kAttentionChunk; c < last_position; c += kAttentionChunk) {
-            const int first_token = static_cast<int>(first_position > c ? first_position - c : 0);
-            const int last_token = static_cast<int>(last_position - c < kAttentionChunk ? last_position - c : kAttentionChunk);
-            prefetch_chunk(c + kAttentionChunk, last_position);
-            chunk(c, first_token, last_token);
+        start_totals();
+        for (int64_t s = segment_of(first_visible(0)); s <= segment_of(last_position() - 1); s++) {
+            segment(s);
+            for (int row = 0; row < rows_; row++) merge_sums(totals_[row], segment_sum(row), a_.head_dim);
         }
+        store_output();
+    }
+
+    // One segment, its sums kept for merge().
+    void run_segment(int64_t s) {
+        load_queries();
+        segment(s);
+        for (int row = 0; row < rows_; row++) {
+            float* const place = partial(s, row);
+            const AttentionSum sum = segment_sum(row);
+            for (int d = 0; d < a_.head_dim; d += 16) store(place + d, load(sum.values + d));
+            place[a_.head_dim] = sum.maximum;
+            place[a_.head_dim + 1] = sum.weights;
+        }
+    }
+
+    void merge() {
+        start_totals();
+        for (int64_t s = segment_of(first_visible(0)); s <= segment_of(last_position() - 1); s++)
+            for (int row = 0; row < rows_; row++) {
+                float* const place = partial(s, row);
+                merge_sums(totals_[row], {place, place[a_.head_dim], place[a_.head_dim + 1]}, a_.head_dim);
+            }
         store_output();
     }
 
@@ -142,47 +204,72 @@ class AttentionTile {
         return first > 0 ? first : 0;
     }
 
-    // Blocks lie anywhere, so the hardware does not see the next ones coming.
-    void prefetch_chunk(int64_t c, int64_t last_position) const {
-        const int64_t bytes = a_.head_dim * kBlockSize * static_cast<int64_t>(sizeof(uint16_t));
-        for (int64_t t = c; t < last_position && t < c + kAttentionChunk; t += kBlockSize) {
-            const uint16_t* k = a_.pool + a_.block_table[t / kBlockSize] * a_.block_stride;
-            for (const uint16_t* side : {k, k + a_.v_offset})
-                for (int64_t i = 0; i < bytes; i += 64) prefetch(reinterpret_cast<const uint8_t*>(side) + i);
+    int64_t last_position() const { return a_.causal ? a_.first_position + a_.num_queries : a_.context; }
+
+    float* partial(int64_t s, int row) const {
+        return a_.partials + ((s - segment_of(first_visible(0))) * rows_ + row) * (a_.head_dim + kPartialExtra);
+    }
+
+    void segment(int64_t s) {
+        for (int row = 0; row < rows_; row++) {
+            for (int d = 0; d < a_.head_dim; d += 16) store(out_ + row * a_.head_dim + d, zero());
+            maximum_[row] = kFarBelow;
+            store(weights_[row], zero());
+        }
+        const int64_t first_position = first_visible(0);
+        const int64_t end = segment_start(s + 1) < last_position() ? segment_start(s + 1) : last_position();
+        int64_t c = segment_start(s) > first_position ? segment_start(s) : first_position / kAttentionChunk * kAttentionChunk;
+        for (; c < end; c += kAttentionChunk) {
+            const int first_token = static_cast<int>(first_position > c ? first_position - c : 0);
+            const int last_token = static_cast<int>(end - c < kAttentionChunk ? end - c : kAttentionChunk);
+            chunk(c, first_token, last_token, end);
         }
     }
+
+    AttentionSum segment_sum(int row) const { return {out_ + row * a_.head_dim, maximum_[row], reduce_add(load(weights_[row]))}; }
 
     void load_queries() {
         const Vec16 factor = set1(a_.softcap > 0 ? a_.scale : a_.scale * 1.44269504088896341f); // softened as powers of two
         for (int i = 0; i < a_.num_queries; i++)
             for (int j = 0; j < a_.num_heads; j++) {
-                const int row = i * a_.num_heads + j;
+                float* const row = q_ + (i * a_.num_heads + j) * kRun;
                 const float* q = a_.q + i * a_.ldq + j * a_.head_dim;
-                for (int d = 0; d < a_.head_dim; d += 16) {
-                    store(q_ + row * a_.head_dim + d, factor * load(q + d));
-                    store(out_ + row * a_.head_dim + d, zero());
-                }
-                maximum_[row] = kFarBelow;
-                sum_[row] = 0.0f;
+                for (int d = 0; d < a_.head_dim; d += kRun) store(row + d * rows_, factor * load(q + d));
             }
     }
 
-    void chunk(int64_t c, int first_token, int last_token) {
-        const uint16_t *k[kChunkBlocks], *v[kChunkBlocks];
-        const int first_block = first_token / kBlockSize, last_block = (last_token + kBlockSize - 1) / kBlockSize;
-        for (int b = first_block; b < last_block; b++) {
-            k[b] = a_.pool + a_.block_table[c / kBlockSize + b] * a_.block_stride;
-            v[b] = k[b] + a_.v_offset;
+    void start_totals() {
+        for (int row = 0; row < rows_; row++) {
+            totals_[row] = {total_ + row * a_.head_dim, kFarBelow, 0.0f};
+            for (int d = 0; d < a_.head_dim; d += 16) store(totals_[row].values + d, zero());
         }
-        for (int row = 0; row < rows_;) {
-            const int count = tile_rows(row);
+    }
+
+    const uint16_t* key_block(int64_t position) const {
+        return a_.pool + a_.block_table[position / kBlockSize] * a_.block_stride;
+    }
+
+    // Tokens [c + first_token, c + last_token). Blocks lie anywhere, so the hardware does not see those of the next chunk coming.
+    void chunk(int64_t c, int first_token, int last_token, int64_t end) {
+        KeyBlocks k;
+        const uint16_t* v[kChunkBlocks];
+        const int first_block = first_token / kBlockSize, last_block = (last_token + kBlockSize - 1) / kBlockSize;
+        k.v_offset = a_.v_offset;
+        k.ahead = c + kAttentionChunk < end;
+        for (int b = first_block; b < last_block; b++) {
+            const int64_t position = c + b * kBlockSize, next = position + kAttentionChunk;
+            k.now[b] = key_block(position);
+            k.next[b] = next < end ? key_block(next) : k.now[b];
+            v[b] = k.now[b] + a_.v_offset;
+        }
+        for (int row = 0, count; row < rows_; row += count) {
+            count = tile_rows(row);
             float* scores = scores_ + row * kAttentionChunk;
-            score_rows_for(count, TileRows{})(q_ + row * a_.head_dim, a_.head_dim, k, first_block, last_block, a_.head_dim,
-                                              scores);
+            score_rows_for(count, TileRows{})(q_ + row * kRun, rows_ * kRun, k, first_block, last_block, a_.head_dim, scores);
+            k.ahead = false; // the first rows have seen to it
             float decay[16];
             soften(row, count, c, decay);
             add_values_for(count, TileRows{})(scores, v, first_token, last_token, a_.head_dim, out_ + row * a_.head_dim, decay);
-            row += count;
         }
     }
 
@@ -201,9 +288,9 @@ class AttentionTile {
         }
         store(decay, exp2_negative(load(previous) - load(maximum)));
         for (int m = 0; m < count; m++) {
-            const float sum = weigh_scores(scores + m * kAttentionChunk, first[m], last[m], maximum[m]);
+            const Vec16 sum = weigh_scores(scores + m * kAttentionChunk, first[m], last[m], maximum[m]);
             maximum_[row + m] = maximum[m];
-            sum_[row + m] = sum_[row + m] * decay[m] + sum;
+            store(weights_[row + m], fma(load(weights_[row + m]), set1(decay[m]), sum));
         }
     }
 
@@ -219,18 +306,22 @@ class AttentionTile {
 
     void store_output() const {
         for (int row = 0; row < rows_; row++) {
-            const Vec16 inverse = set1(1.0f / sum_[row]);
+            const Vec16 inverse = set1(1.0f / totals_[row].weights);
             float* out = a_.out + row / a_.num_heads * a_.ldo + row % a_.num_heads * a_.head_dim;
-            for (int d = 0; d < a_.head_dim; d += 16) store(out + d, inverse * load(out_ + row * a_.head_dim + d));
+            for (int d = 0; d < a_.head_dim; d += 16) store(out + d, inverse * load(totals_[row].values + d));
         }
     }
 
     const AttentionArgs& a_;
     const int rows_;
-    float *q_, *out_, *scores_;
-    float maximum_[kAttentionRows], sum_[kAttentionRows];
+    float *q_, *total_, *out_, *scores_;
+    AttentionSum totals_[kAttentionRows];
+    float maximum_[kAttentionRows];
+    alignas(64) float weights_[kAttentionRows][16];
 };
 
 inline void attention(const AttentionArgs& args) { AttentionTile(args).run(); }
+inline void attention_segment(const AttentionArgs& args, int64_t segment) { AttentionTile(args).run_segment(segment); }
+inline void attention_merge(const AttentionArgs& args) { AttentionTile(args).merge(); }
 
 } // namespace tuili::TUILI_ISA

@@ -11,6 +11,18 @@ namespace tuili {
 inline constexpr int kBlockSize = 16;      // tokens in a KV block
 inline constexpr int kAttentionChunk = 64; // tokens between two updates of the running softmax, at absolute positions
 
+// Attention over [0, positions) is computed in segments: [segment_start(s), segment_start(s + 1)). They depend on absolute
+// positions alone, so that several threads may share one row's work without changing its bits: short ones first, for short
+// contexts, then longer ones, whose sums cost less to keep and to merge.
+inline constexpr int64_t segment_start(int64_t s) {
+    if (s <= 4) return s * 64;
+    return s <= 19 ? (s - 3) * 256 : (s - 15) * 1024;
+}
+inline constexpr int64_t segment_of(int64_t position) {
+    if (position < 256) return position / 64;
+    return position < 4096 ? position / 256 + 3 : position / 1024 + 15;
+}
+
 // Query heads of one KV head, for a run of queries of one sequence: rows are (query, head).
 struct AttentionArgs {
     const float* q; // head j of query i at q + i * ldq + j * head_dim
@@ -29,11 +41,13 @@ struct AttentionArgs {
     int64_t block_stride; // in uint16
     int64_t v_offset;     // in uint16
     float* scratch;       // kAttentionScratch floats, 64-byte aligned
+    float* partials;      // of attention_segment and attention_merge: [segments seen][rows][head_dim + kPartialExtra]
 };
 
 inline constexpr int kAttentionRows = 32;
 inline constexpr int kMaxHeadDim = 512;
-inline constexpr int64_t kAttentionScratch = kAttentionRows * (2 * kMaxHeadDim + kAttentionChunk + 4);
+inline constexpr int kPartialExtra = 16; // maximum, sum of weights, and padding
+inline constexpr int64_t kAttentionScratch = kAttentionRows * (3 * kMaxHeadDim + kAttentionChunk);
 
 // Bins of a sixteenth of a nat below the maximum; the last one takes everything further away.
 inline constexpr int kMassBins = 512;
@@ -68,6 +82,9 @@ struct OpKernels {
     // One token's K and V of one head into place `offset` of a block, as f16 (saturated to its range).
     void (*write_kv)(const float* k, const float* v, uint16_t* k_block, uint16_t* v_block, int offset, int head_dim);
     void (*attention)(const AttentionArgs& args);
+    // The same in pieces: segments in any order, by any thread, then one merge.
+    void (*attention_segment)(const AttentionArgs& args, int64_t segment);
+    void (*attention_merge)(const AttentionArgs& args);
 
     RowMaximum (*row_maximum)(const float* x, int64_t n);
     // Sum over i of e^((x[i] - maximum) * factor); factor > 0.

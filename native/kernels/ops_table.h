@@ -22,6 +22,8 @@ inline constexpr OpKernels op_table(const char* isa) {
         .rope = &rope,
         .write_kv = &write_kv,
         .attention = &attention,
+        .attention_segment = &attention_segment,
+        .attention_merge = &attention_merge,
         .row_maximum = &row_maximum,
         .sum_exp = &sum_exp,
         .mass_by_distance = &mass_by_distance,

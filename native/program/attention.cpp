@@ -1,5 +1,6 @@
 #include "program/frame.h"
 #include <algorithm>
+#include <atomic>
 
 namespace tuili {
 
@@ -8,12 +9,20 @@ namespace {
 // Rows of a tile that keep queries, sums and scores in the first-level cache.
 constexpr int64_t kTargetRows = 24;
 // Multiplications below this many are not worth waking another thread for.
-constexpr int64_t kSerialProducts = 128 * 1024;
+constexpr int64_t kSerialProducts = 32 * 1024;
+// With fewer tiles than this for each thread, their segments are shared out.
+constexpr int64_t kTilesAThread = 8;
 
 struct Tile {
     int32_t sequence, kv_head, first_head, num_heads; // heads counted within the KV head
     int32_t first_query, num_queries;                 // counted within the sequence's tokens of this step
 };
+
+// What one thread takes: a tile, or one segment of a tile that threads share.
+struct Piece {
+    int32_t tile, segment; // kWhole: all of them
+};
+constexpr int32_t kWhole = -1;
 
 // Later queries first: with causal masking they have most to do, and the end of a job should be short.
 std::vector<Tile> tiles(const op::Attention& o, const Step& step) {
@@ -67,18 +76,73 @@ int64_t products(const op::Attention& o, const Step& step) {
     return positions * o.num_heads * o.head_dim * 2;
 }
 
+int32_t first_segment(const AttentionArgs& a) {
+    return static_cast<int32_t>(segment_of(a.window > 0 ? std::max<int64_t>(a.first_position - a.window + 1, 0) : 0));
+}
+int32_t last_segment(const AttentionArgs& a) {
+    return static_cast<int32_t>(segment_of((a.causal ? a.first_position + a.num_queries : a.context) - 1));
+}
+
+// Few tiles leave threads idle, as when one sequence with few KV heads is decoded: then the segments of a tile are shared out,
+// and whoever computes the last one merges them. The bits are the same.
+class SharedTiles {
+  public:
+    SharedTiles(const op::Attention& o, const Frame& f, const std::vector<Tile>& tiles) : o_(o), f_(f), tiles_(tiles) {
+        int64_t floats = 0;
+        for (const Tile& tile : tiles) {
+            const AttentionArgs a = arguments(o, f, tile);
+            const int32_t first = first_segment(a), last = last_segment(a);
+            partials_.push_back(floats);
+            left_.push_back(last - first + 1);
+            floats += (last - first + 1) * a.num_queries * a.num_heads * (a.head_dim + kPartialExtra);
+            const auto index = static_cast<int32_t>(partials_.size()) - 1;
+            for (int32_t s = first; s <= last; s++) pieces_.push_back({index, first == last ? kWhole : s});
+        }
+        std::vector<float>& memory = f.work.attention_partials;
+        if (memory.size() < static_cast<size_t>(floats)) memory.resize(static_cast<size_t>(floats));
+    }
+
+    int64_t num_pieces() const { return static_cast<int64_t>(pieces_.size()); }
+
+    void run(int64_t i, float* scratch) {
+        const Piece& piece = pieces_[static_cast<size_t>(i)];
+        const auto tile = static_cast<size_t>(piece.tile);
+        AttentionArgs args = arguments(o_, f_, tiles_[tile]);
+        args.scratch = scratch;
+        if (piece.segment == kWhole) return f_.kernels.ops.attention(args);
+        args.partials = f_.work.attention_partials.data() + partials_[tile];
+        f_.kernels.ops.attention_segment(args, piece.segment);
+        if (std::atomic_ref(left_[tile]).fetch_sub(1, std::memory_order_acq_rel) == 1) f_.kernels.ops.attention_merge(args);
+    }
+
+  private:
+    const op::Attention& o_;
+    const Frame& f_;
+    const std::vector<Tile>& tiles_;
+    std::vector<Piece> pieces_;
+    std::vector<int64_t> partials_; // where each tile's begin
+    std::vector<int32_t> left_;     // segments of each tile that are not done
+};
+
 } // namespace
 
 void run(const op::Attention& o, const Frame& f) {
     const std::vector<Tile> all = tiles(o, f.step);
-    const auto body = [&](int64_t i, int thread) {
+    const int64_t n = static_cast<int64_t>(all.size()), threads = f.pool.num_threads();
+    const auto scratch = [&](int thread) { return f.work.thread_scratch[static_cast<size_t>(thread)].as<float>(); };
+    const auto whole = [&](int64_t i, int thread) {
         AttentionArgs args = arguments(o, f, all[static_cast<size_t>(i)]);
-        args.scratch = f.work.thread_scratch[static_cast<size_t>(thread)].as<float>();
+        args.scratch = scratch(thread);
         f.kernels.ops.attention(args);
     };
-    const int64_t n = static_cast<int64_t>(all.size());
-    if (products(o, f.step) >= kSerialProducts) return f.pool.run(n, body);
-    for (int64_t i = 0; i < n; i++) body(i, 0);
+    if (threads == 1 || products(o, f.step) < kSerialProducts) {
+        for (int64_t i = 0; i < n; i++) whole(i, 0);
+    } else if (n >= kTilesAThread * threads) {
+        f.pool.run(n, whole);
+    } else {
+        SharedTiles shared(o, f, all);
+        f.pool.run(shared.num_pieces(), [&](int64_t i, int thread) { shared.run(i, scratch(thread)); });
+    }
 }
 
 } // namespace tuili

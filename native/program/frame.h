@@ -22,6 +22,7 @@ struct Workspace {
     std::vector<Buffer> kv_pools;       // one a state group
     std::vector<Buffer> cosines, sines; // one a rope table: [tokens, dim / 2]
     ExpertRows experts;
+    std::vector<float> attention_partials;
 };
 
 struct Frame {
