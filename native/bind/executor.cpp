@@ -52,15 +52,15 @@ Step step_of(Fields& fields, nb::handle object, const Plan& plan) {
     step.query_start = fields.vector<int32_t>("query_start", sequences + 1);
     step.context_lens = fields.vector<int32_t>("context_lens", sequences);
     step.logit_rows = fields.vector<int32_t>("logit_rows", static_cast<size_t>(step.num_outputs));
-    const auto positions = nb::cast<Array2<const int32_t>>(object.attr("positions"));
-    if (positions.shape(1) != tokens) throw std::invalid_argument("positions: not one column a token");
-    step.num_axes = static_cast<int64_t>(positions.shape(0));
-    step.positions = positions.data();
+    const auto positions = fields.matrix<int32_t>("positions");
+    if (positions.cols != step.num_tokens) throw std::invalid_argument("positions: not one column a token");
+    step.num_axes = positions.rows;
+    step.positions = positions.data;
     for (size_t g = 0; g < plan.groups.size(); g++) {
         step.slot_mapping.push_back(fields.vector_in<int32_t>("slot_mapping", g, tokens));
         const auto table = fields.matrix_in<int32_t>("block_tables", g);
-        if (table.shape(0) < sequences) throw std::invalid_argument("block_tables: not one row a sequence");
-        step.block_tables.push_back({table.data(), static_cast<int64_t>(table.shape(1))});
+        if (table.rows < step.num_sequences) throw std::invalid_argument("block_tables: not one row a sequence");
+        step.block_tables.push_back({table.data, table.cols});
     }
     return step;
 }
@@ -138,8 +138,10 @@ void sample_logits(int isa, const Array2<float>& logits, nb::handle batch_object
     const SamplingResult result = result_of(token_ids, logprobs, top_ids, top_logprobs, batch, rows);
     const OpKernels& kernels = kernels_of(static_cast<Isa>(isa)).ops;
     nb::gil_scoped_release unlocked;
-    for (size_t r = 0; r < rows; r++)
-        sample_row(kernels, logits.data() + static_cast<int64_t>(r) * width, width, batch, static_cast<int64_t>(r), result);
+    for (size_t r = 0; r < rows; r++) {
+        float* const row = logits.data() + static_cast<int64_t>(r) * width;
+        sample_row(kernels, row, width, kernels.row_maximum(row, width), batch, static_cast<int64_t>(r), result);
+    }
 }
 
 using PlainTiming = std::tuple<int64_t, int64_t, int64_t>;

@@ -17,6 +17,25 @@ void run_phases(const std::vector<Phase>& phases, const Frame& frame, int64_t ro
         timed(timings ? &(*timings)[i] : nullptr, rows, [&] { std::visit([&](const auto& p) { run(p, frame); }, phases[i]); });
 }
 
+// The maximum of a row, stretches of it found by all threads.
+RowMaximum shared_maximum(const OpKernels& kernels, ThreadPool& pool, const float* row, int64_t width) {
+    constexpr int64_t kStretch = 16 * 1024;
+    std::vector<RowMaximum> maxima(static_cast<size_t>((width + kStretch - 1) / kStretch));
+    pool.run(static_cast<int64_t>(maxima.size()), [&](int64_t i, int) {
+        maxima[static_cast<size_t>(i)] = kernels.row_maximum(row + i * kStretch, std::min(kStretch, width - i * kStretch));
+    });
+    RowMaximum top = maxima[0];
+    for (size_t i = 1; i < maxima.size(); i++) {
+        const bool invalid = top.invalid || maxima[i].invalid;
+        if (maxima[i].value > top.value) {
+            top = maxima[i];
+            top.index += static_cast<int32_t>(static_cast<int64_t>(i) * kStretch);
+        }
+        top.invalid = invalid;
+    }
+    return top;
+}
+
 } // namespace
 
 Executor::Executor(Isa isa, int num_threads) : kernels_(kernels_of(isa)), pool_(num_threads) {}
@@ -139,6 +158,18 @@ void Executor::run(const Step& step, float* out) {
     });
 }
 
+// Fewer rows than threads: all threads look for a row's maximum, which is all that a greedy row needs.
+void Executor::sample_rows(const Frame& frame, const SamplingBatch& batch, const SamplingResult& result) {
+    const int64_t width = frame.value(plan_.output).width, n = frame.num_outputs;
+    float* const logits = frame.data(plan_.output);
+    const auto sample = [&](int64_t i, const RowMaximum& maximum) {
+        sample_row(kernels_.ops, logits + i * width, width, maximum, batch, frame.first_output + i, result);
+    };
+    if (n >= pool_.num_threads())
+        return pool_.run(n, [&](int64_t i, int) { sample(i, kernels_.ops.row_maximum(logits + i * width, width)); });
+    for (int64_t i = 0; i < n; i++) sample(i, shared_maximum(kernels_.ops, pool_, logits + i * width, width));
+}
+
 void Executor::sample(const Step& step, const SamplingBatch& batch, const SamplingResult& result) {
     check(step, plan_, limits_);
     Frame frame{plan_, kernels_, pool_, work_, step};
@@ -147,12 +178,7 @@ void Executor::sample(const Step& step, const SamplingBatch& batch, const Sampli
     StepTimings* const timings = timings_of(step);
     run_pieces(frame, timings, [&] {
         run_phases(plan_.output_phases, frame, frame.num_outputs, timings ? &timings->output_phases : nullptr);
-        timed(timings ? &timings->sampling : nullptr, frame.num_outputs, [&] {
-            float* logits = frame.data(plan_.output);
-            pool_.run(frame.num_outputs, [&](int64_t i, int) {
-                sample_row(kernels_.ops, logits + i * width, width, batch, frame.first_output + i, result);
-            });
-        });
+        timed(timings ? &timings->sampling : nullptr, frame.num_outputs, [&] { sample_rows(frame, batch, result); });
     });
 }
 

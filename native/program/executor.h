@@ -39,6 +39,7 @@ class Executor {
     void run_pieces(Frame& frame, StepTimings* timings, Consume consume);
     size_t activation_bytes() const;
     void fill_rope_tables(const Frame& frame);
+    void sample_rows(const Frame& frame, const SamplingBatch& batch, const SamplingResult& result);
     StepTimings* timings_of(const Step& step) const;
 
     Kernels kernels_;

@@ -38,8 +38,7 @@ class Row {
     Row(const OpKernels& kernels, float* logits, int64_t n, const SamplingBatch& batch, int64_t row, const SamplingResult& result)
         : k_(kernels), x_(logits), n_(n), b_(batch), r_(row), out_(result) {}
 
-    void run() {
-        const RowMaximum raw = k_.row_maximum(x_, n_);
+    void run(const RowMaximum& raw) {
         const int64_t num_logprobs = b_.num_logprobs[r_];
         clear_output();
         if (raw.invalid || raw.value == -kInfinity) return;
@@ -108,10 +107,21 @@ class Row {
         }
     }
 
+    // The maximum of the changed logits, known without another scan unless the largest itself was changed.
+    RowMaximum changed_maximum(const RowMaximum& raw) const {
+        RowMaximum top = raw;
+        for (const Candidate& change : changes_) {
+            const float logit = x_[change.id];
+            if (change.id == raw.index || !(logit < kInfinity)) return k_.row_maximum(x_, n_);
+            if (logit > top.value || (logit == top.value && change.id < top.index)) top = {logit, change.id, false};
+        }
+        return top;
+    }
+
     int32_t choose(const RowMaximum& raw) {
         const bool greedy = b_.temperature[r_] == 0.0f || b_.top_p[r_] == 0.0f;
         if (b_.allowed_start[r_] < b_.allowed_start[r_ + 1]) return choose_allowed(greedy);
-        const RowMaximum top = changes_.empty() ? raw : k_.row_maximum(x_, n_);
+        const RowMaximum top = changed_maximum(raw);
         if (top.invalid || top.value == -kInfinity) return -1;
         if (greedy) return top.index;
         const int64_t limit = b_.top_k[r_] > 0 ? std::min<int64_t>(b_.top_k[r_], n_) : n_;
@@ -286,9 +296,9 @@ void check(const SamplingBatch& batch, int64_t num_rows, int64_t vocab_size) {
         if (batch.target[r] >= vocab_size) throw std::invalid_argument("target: token id outside the vocabulary");
 }
 
-void sample_row(const OpKernels& kernels, float* logits, int64_t vocab_size, const SamplingBatch& batch, int64_t row,
-                const SamplingResult& result) {
-    Row(kernels, logits, vocab_size, batch, row, result).run();
+void sample_row(const OpKernels& kernels, float* logits, int64_t vocab_size, const RowMaximum& maximum,
+                const SamplingBatch& batch, int64_t row, const SamplingResult& result) {
+    Row(kernels, logits, vocab_size, batch, row, result).run(maximum);
 }
 
 } // namespace tuili

@@ -35,8 +35,8 @@ struct SamplingResult {
 // Throws std::invalid_argument for an id outside the vocabulary or a list that runs backwards.
 void check(const SamplingBatch& batch, int64_t num_rows, int64_t vocab_size);
 
-// Logits may be changed on the way.
-void sample_row(const OpKernels& kernels, float* logits, int64_t vocab_size, const SamplingBatch& batch, int64_t row,
-                const SamplingResult& result);
+// `maximum`: of the row, as kernels.row_maximum finds it. Logits may be changed on the way.
+void sample_row(const OpKernels& kernels, float* logits, int64_t vocab_size, const RowMaximum& maximum,
+                const SamplingBatch& batch, int64_t row, const SamplingResult& result);
 
 } // namespace tuili

@@ -11,7 +11,7 @@ namespace {
 
 constexpr uint64_t kMaxChunks = 0xffff;
 constexpr int kSpinsBeforeYield = 2000; // some ten microseconds
-constexpr int kYieldsBeforeSleep = 50;  // outside a step
+constexpr int kYieldsBeforeSleep = 2000; // outside a step: about a millisecond, longer than between two steps
 
 void pause_cpu() {
 #if defined(__x86_64__) || defined(_M_X64)
