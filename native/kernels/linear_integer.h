@@ -65,7 +65,6 @@ struct IntegerProduct {
     static void expand(typename F::Reader& reader, int64_t first_block, int64_t last_block, uint8_t* panel) {
         for (int64_t b = first_block; b < last_block; b++, panel += kPanelBlock) {
             reader.block(b);
-            prefetch_stream<kMaxRows, F::kBlockLines>(reader.body);
             TUILI_UNROLL for (int half = 0; half < kHalves; half++) {
                 auto* head = reinterpret_cast<float*>(panel);
                 store(head + half * 16, reader.scale(half));
@@ -81,15 +80,25 @@ struct IntegerProduct {
         }
     }
 
+    // The weights of the panel after this one: while this one is multiplied they come nearer, a few cache lines a block.
+    struct Ahead {
+        const uint8_t *at, *end;
+        int64_t lines_a_block;
+        TUILI_INLINE void block() {
+            for (int64_t i = 0; i < lines_a_block && at < end; i++, at += 64) prefetch_later(at);
+        }
+    };
+
     // M rows times the panel of blocks [first_block, last_block); the running sums stay in `sums`.
     template <int M>
     static __attribute__((noinline)) void panel_rows(const Product& p, float* sums, int first, int64_t first_block,
-                                                     int64_t last_block) {
+                                                     int64_t last_block, Ahead& ahead) {
         const ActBlock* rows[M];
         TUILI_UNROLL for (int m = 0; m < M; m++) rows[m] = row(p, first + m);
         sums += first * kTileRows;
         const uint8_t* panel = p.panel;
         for (int64_t b = first_block; b < last_block; b++, panel += kPanelBlock) {
+            ahead.block();
             TUILI_UNROLL for (int half = 0; half < kHalves; half++) {
                 const uint8_t* steps = panel + kStepsAt + half * F::kSteps * 64;
                 BlockDot dots[M];
@@ -112,10 +121,11 @@ struct IntegerProduct {
     }
 
     template <int M>
-    static void panel_rows_of(int rows, const Product& p, float* sums, int first, int64_t first_block, int64_t last_block) {
+    static void panel_rows_of(int rows, const Product& p, float* sums, int first, int64_t first_block, int64_t last_block,
+                              Ahead& ahead) {
         if constexpr (M > 1)
-            if (rows < M) return panel_rows_of<M - 1>(rows, p, sums, first, first_block, last_block);
-        panel_rows<M>(p, sums, first, first_block, last_block);
+            if (rows < M) return panel_rows_of<M - 1>(rows, p, sums, first, first_block, last_block, ahead);
+        panel_rows<M>(p, sums, first, first_block, last_block, ahead);
     }
     template <int M>
     static void direct_of(int rows, const Product& p, int t, int first) {
@@ -134,12 +144,24 @@ struct IntegerProduct {
             for (int t = 0; t < p.num_tiles; t++) {
                 typename F::Reader reader(p.tile(t), p.cols);
                 expand(reader, b, end, p.panel);
+                Ahead ahead = after(p, t, b, end, groups);
                 for (int i = 0; i < groups; i++) {
                     const int from = p.num_rows * i / groups, to = p.num_rows * (i + 1) / groups;
-                    panel_rows_of<BlockDot::kRows>(to - from, p, p.tile_sums(t), from, b, end);
+                    panel_rows_of<BlockDot::kRows>(to - from, p, p.tile_sums(t), from, b, end, ahead);
                 }
             }
         }
+    }
+
+    // What follows blocks [b, end) of tile t, spread over `groups` passes over them: the same of the next tile, the next columns
+    // of the first, or what a following call may begin with.
+    static Ahead after(const Product& p, int t, int64_t b, int64_t end, int groups) {
+        const auto blocks = p.cols / kBlockCols, bytes = static_cast<int64_t>(p.tile_bytes) * (end - b) / blocks;
+        const bool same_columns = t + 1 < p.num_tiles, last = !same_columns && end == blocks;
+        const uint8_t* tile = p.tile(same_columns ? t + 1 : last ? p.num_tiles : 0);
+        const uint8_t* at = tile + static_cast<int64_t>(p.tile_bytes) * (same_columns ? b : last ? 0 : end) / blocks;
+        const int64_t passes = groups * (end - b) * 64;
+        return {at, at + bytes, (bytes + passes - 1) / passes};
     }
 
     static void run(const Product& p) {

@@ -27,6 +27,9 @@ TUILI_INLINE void prefetch_stream(const uint8_t* p) {
     TUILI_UNROLL for (int i = 0; i <= kLines; i++) asm volatile("prefetcht0 %0" : : "m"(p[kLines * 768 + i * 64]));
 }
 
+// For the L2 cache.
+TUILI_INLINE void prefetch_later(const uint8_t* p) { asm volatile("prefetcht1 %0" : : "m"(*p)); }
+
 TUILI_INLINE Bytes load_bytes(const uint8_t* p) {
     return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
             _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32))};

@@ -24,6 +24,9 @@ TUILI_INLINE void prefetch_stream(const uint8_t* p) {
     if constexpr (M > 2) TUILI_UNROLL for (int i = 0; i <= kLines; i++) asm volatile("prefetcht1 %0" : : "m"(p[8192 + i * 64]));
 }
 
+// For the L2 cache.
+TUILI_INLINE void prefetch_later(const uint8_t* p) { asm volatile("prefetcht1 %0" : : "m"(*p)); }
+
 TUILI_INLINE Bytes load_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
 TUILI_INLINE void store_bytes(uint8_t* p, const Bytes& v) { _mm512_storeu_si512(p, v.v); }
 TUILI_INLINE Bytes operator&(const Bytes& v, int mask) {

@@ -15,6 +15,7 @@ inline constexpr int kDirectRows = 2;
 
 template <int M, int kLines>
 TUILI_INLINE void prefetch_stream(const uint8_t*) {}
+TUILI_INLINE void prefetch_later(const uint8_t*) {}
 
 struct Bytes {
     uint8_t b[64];
