@@ -57,6 +57,18 @@ def test_kernels_are_measured(environment: dict[str, str]) -> None:
     refused(tuili(environment, "bench", "kernels", "--ops", "sort"), "no op sort")
 
 
+def test_the_machine_is_measured(environment: dict[str, str]) -> None:
+    done = tuili(environment, "bench", "machine", "--isa", "generic", "--threads", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    one, two = (json.loads(line) for line in done.stdout.splitlines())
+    assert (one["threads"], two["threads"]) == (1, 2) and one["isa"] == "generic"
+    assert one["core_latency_ns"] == 0 < two["core_latency_ns"]
+    assert min(two["read_bytes_per_second"], two["small_page_read_bytes_per_second"], two["int8_operations_per_second"]) > 1e6
+    header, *rows = tuili(environment, "bench", "machine", "--threads", "1").stdout.splitlines()
+    assert header.startswith("isa") and {row.split()[1] for row in rows} == {"1"}
+    refused(tuili(environment, "bench", "machine", "--isa", "sse"), "sse")
+
+
 @pytest.mark.real
 def test_a_real_model_is_measured(environment: dict[str, str]) -> None:
     model = str(models.path("smollm2:135m"))

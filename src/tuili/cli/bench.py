@@ -23,7 +23,14 @@ if TYPE_CHECKING:
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 DEFAULT_REPEATS = 5
-ENGINE_COLUMNS = (("test", 20), ("tok/s", 10), ("±", 7), ("of limit", 9), ("limit", 7), ("read GB/s", 10))
+MACHINE_COLUMNS = (
+    *(("isa", 8), ("threads", 7), ("read GB/s", 10), ("from 4 KiB pages", 17)),
+    *(("int8 Gop/s", 11), ("fp32 Gop/s", 11), ("core to core ns", 16)),
+)
+ENGINE_COLUMNS = (
+    *(("test", 20), ("tok/s", 10), ("±", 7), ("of limit", 9), ("limit", 7)),
+    *(("read GB/s", 10), ("core to core ns", 16)),
+)
 KERNEL_COLUMNS = (
     *(("op", 12), ("format", 7), ("shape", 22), ("rows", 5), ("µs", 10)),
     *(("Gop/s", 8), ("GB/s", 7), ("of limit", 9), ("limit", 7), ("read GB/s", 10)),
@@ -62,6 +69,35 @@ def _numbers(*names: str, default: str, low: int = 1, what: str) -> Callable[[Fu
 
 threads_option = click.option("--threads", "-t", type=int, metavar="N", help="Default: the processors that are ours.")
 isa_option = click.option("--isa", metavar="NAME", help="Instruction set: generic, avx2 or avx512. Default: the best here.")
+
+
+@command.command("machine")
+@threads_option
+@isa_option
+@json_option
+def machine(as_json: bool, **flags: Any) -> None:
+    """Measure what this machine gives at this moment: reading from memory, arithmetic, latency between cores.
+
+    With one thread and with --threads, for --isa or every instruction set that is here. Bytes are read from 2 MiB pages, as
+    weights are, and from 4 KiB pages; an addition and a multiplication are two operations.
+    """
+    from tuili.backends.cpu.native import ISA_NAMES, isa_level, usable_cpus
+    from tuili.bench.probes import Prober
+
+    options = _engine_options(flags)
+    levels = [options.isa] if options.isa else ISA_NAMES[: isa_level(None) + 1]
+    _show_header(MACHINE_COLUMNS, as_json)
+    for isa in levels:
+        for threads in dict.fromkeys((1, options.threads or usable_cpus())):
+            prober = Prober(threads, isa)
+            limits, small_pages = prober.measure(), prober.small_page_read_bandwidth()
+            if as_json:
+                known = {"isa": isa, "threads": threads, "small_page_read_bytes_per_second": round(small_pages)}
+                _show_line(known | limits.record())
+                continue
+            speeds = (limits.read_bandwidth, small_pages, limits.int8_peak, limits.fp32_peak)
+            latency = f"{limits.core_latency * 1e9:.0f}" if limits.core_latency else "-"
+            _show_row(MACHINE_COLUMNS, [isa, str(threads), *(f"{speed / 1e9:.1f}" for speed in speeds), latency])
 
 
 @command.command("engine")
@@ -243,6 +279,7 @@ def _engine_row(result: "TrialResult", earlier: "Earlier | None", ratio: float |
         f"{result.part_of_limit:.0%}",
         result.bound,
         f"{result.limits.read_bandwidth / 1e9:.1f}",
+        f"{result.limits.core_latency * 1e9:.0f}" if result.limits.core_latency else "-",
     ]
     return [*row, "-" if ratio is None else f"{ratio:.2f}"] if earlier else row
 
@@ -274,7 +311,7 @@ def _show_row(columns: Columns, cells: Sequence[str]) -> None:
 
 def _aligned(columns: Columns, cells: Sequence[str]) -> str:
     """Names to the left, figures to the right."""
-    left = ("op", "format", "shape", "test", "limit")
+    left = ("isa", "op", "format", "shape", "test", "limit")
     padded = [
         cell.ljust(width) if name in left else cell.rjust(width) for (name, width), cell in zip(columns, cells, strict=True)
     ]
