@@ -112,7 +112,8 @@ def _check_numbers(params: SamplingParams) -> None:
 class GenerateRequest:
     """What the user asked, in the engine's terms. ``params.n`` sequences grow from one prompt.
 
-    ``priority``: lower numbers are served first, as in vLLM. ``arrival`` is time.monotonic() at the edge.
+    ``priority``: lower numbers are served first, as in vLLM. ``arrival`` is time.monotonic() at the edge. ``tenant`` and
+    ``cache_salt``: only requests that have both alike find each other's tokens in the prefix cache.
     """
 
     request_id: str
@@ -120,6 +121,8 @@ class GenerateRequest:
     params: SamplingParams
     priority: int = 0
     arrival: float = 0.0
+    tenant: str | None = None
+    cache_salt: str | None = None
 
 
 # The classes below are made once a token. They are not declared frozen, which would make them four times as dear to make, and

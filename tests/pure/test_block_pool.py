@@ -13,7 +13,7 @@ def test_blocks_are_distinct_and_come_back() -> None:
     pool = BlockPool(5)
     first, second = pool.allocate(2), pool.allocate(3)
     assert sorted(first + second) == [0, 1, 2, 3, 4]
-    assert pool.num_free == 0
+    assert pool.num_available == 0
     pool.release(first)
     assert sorted(pool.allocate(2)) == sorted(first)
     pool.check([*first, *second])
@@ -24,10 +24,10 @@ def test_a_shared_block_is_free_only_without_owners() -> None:
     blocks = pool.allocate(1)
     pool.share(blocks)
     pool.release(blocks)
-    assert pool.num_free == 1
+    assert pool.num_available == 1
     pool.check(blocks)
     pool.release(blocks)
-    assert pool.num_free == 2
+    assert pool.num_available == 2
     pool.check([])
 
 

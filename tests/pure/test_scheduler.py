@@ -29,14 +29,16 @@ def request(
     *,
     priority: int = 0,
     arrival: float = 0.0,
+    share: bool = False,
     **params: int,
 ) -> Request:
+    """``share``: it finds the tokens of others in the prefix cache; all prompts here begin alike."""
     sampling = SamplingParams(max_tokens=max_tokens, **params)  # type: ignore[arg-type]
     source = GenerateRequest(name, tuple(range(2, num_prompt + 2)), sampling, priority, arrival)
     longest = subject.max_sequence_tokens
     total = longest if max_tokens is None else min(num_prompt + max_tokens, longest)
     key = policy.request_key(priority, arrival, len(name))
-    return Request(source, 0, frozenset({EOS}), total, key)
+    return Request(source, 0, frozenset({EOS}), total, key, namespace=b"all" if share else name.encode())
 
 
 def check_plan(subject: Scheduler, plan: StepPlan) -> None:
@@ -259,3 +261,69 @@ def _sequence(key: int) -> Sequence:
 def test_the_victim_is_the_last_of_the_running() -> None:
     running = [_sequence(key) for key in range(3)]
     assert policy.victim(running) is running[2]
+
+
+def test_a_prefix_in_flight_is_computed_once() -> None:
+    subject = scheduler((200, None), tokens=64)
+    requests = [request(subject, "r" * (n + 1), 200 + n, 4, share=True) for n in range(6)]
+    for new in requests:
+        subject.add(new)
+    rng = random.Random(3)
+    computed = 0
+    while subject.running or subject.waiting:
+        plan = run_step(subject, rng)
+        computed += sum(count for count in plan.num_tokens if count > 1)
+    assert computed < 200 + 6 * 32
+    assert [r.num_cached_tokens for r in requests] == [0, *[192] * 5]
+
+
+def test_random_traces_with_shared_prefixes() -> None:
+    """D-PFX-1, D-SCHED-1: aborts, preemptions and evictions amid sharing; everybody ends, and all blocks are available again."""
+    for groups in TRACES.values():
+        rng = random.Random(f"shared {groups}")
+        subject = scheduler(*groups, max_model_len=300, seqs=6)
+        live: list[Request] = []
+        for number in range(200):
+            num_prompt = min(rng.choice((15, 16, 17, 33, 100, 140)), subject.max_sequence_tokens - 1)
+            params = {"n": rng.choice((1, 1, 3)), **({"prompt_logprobs": 1} if rng.random() < 0.1 else {})}
+            live.append(
+                request(subject, f"r{number}", num_prompt, rng.choice((1, 20)), arrival=number / 10, share=True, **params)
+            )
+            subject.add(live[-1])
+            for _ in range(rng.randrange(6)):
+                if subject.running or subject.waiting:
+                    assert run_step(subject, rng)
+            if rng.random() < 0.2:
+                for sequence in live.pop(rng.randrange(len(live))).sequences:
+                    subject.finish(sequence)
+        drain(subject, rng)
+
+
+def test_the_longest_kept_prefix_goes_first_but_not_for_ever() -> None:
+    subject = scheduler((100, None), seqs=1)
+    rng = random.Random(0)
+    subject.add(request(subject, "warm", 100, 1, share=True))
+    drain(subject, rng)
+    cold, hit = request(subject, "cold", 100, 1, arrival=10.0), request(subject, "hit", 100, 1, arrival=10.5, share=True)
+    late = request(subject, "late", 100, 1, arrival=10.0 + policy.PREFIX_PATIENCE + 0.1, share=True)
+    for new in (cold, hit, late):
+        subject.add(new)
+    order: list[str] = []
+    while subject.running or subject.waiting:
+        order += [sequence.request.request_id for sequence in run_step(subject, rng).admitted]
+    assert order == ["hit", "cold", "late"]
+
+
+def test_without_the_prefix_cache_only_siblings_share() -> None:
+    kv = KVManager([GroupSpec(100, None)], 16)
+    subject = Scheduler(SchedulerLimits(4096, 8, 64), kv, prefix_caching=False)
+    rng = random.Random(1)
+    first = request(subject, "a", 100, 1, share=True, n=2)
+    subject.add(first)
+    drain(subject, rng)
+    second = request(subject, "b", 100, 1, share=True)
+    subject.add(second)
+    plan = run_step(subject, rng)
+    assert plan.num_tokens == [64] and second.num_cached_tokens == 0
+    assert kv.num_kept == (0,)
+    drain(subject, rng)

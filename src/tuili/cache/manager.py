@@ -2,12 +2,17 @@
 
 A state group is a set of layers that share a table. Groups of kind ``full`` keep every token; a sliding-window group needs only
 the last ``window`` tokens of a query, so blocks left of that are freed and their table entries become -1.
+
+Blocks that are full and computed are kept for later sequences that begin alike, as long as nobody else needs the memory. A
+match reaches as far as every group still holds what the next query sees.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from tuili.cache.block_pool import BlockPool
+from tuili.cache.radix import Node, RadixTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +28,26 @@ class SequenceBlocks:
     """The blocks of one sequence. ``tables[g][i]`` holds positions [16 i, 16 i + 16) in group g; all tables are equally long.
 
     ``first[g]``: entries before it were left behind by the window and are -1. ``capacity``: positions there is room for.
-    ``changed``: set when a table changes, cleared by whoever copies the tables into a step's arrays.
+    ``changed``: set when a table changes, cleared by whoever copies the tables into a step's arrays. ``name``: the namespace in
+    which its blocks are kept, None when they are not (any more); ``node``: the last of the ``num_kept`` that are.
     """
 
     tables: list[list[int]]
     first: list[int]
     capacity: int = 0
     changed: bool = False
+    name: bytes | None = None
+    node: Node | None = None
+    num_kept: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """The kept blocks that a new sequence can begin with. ``path``: their nodes, as far as every group reaches."""
+
+    name: bytes
+    path: Sequence[Node]
+    num_tokens: int
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
@@ -47,19 +65,25 @@ class KVManager:
     def __init__(self, groups: Sequence[GroupSpec], block_size: int) -> None:
         self.groups = tuple(groups)
         self.block_size = block_size
-        self._pools = [BlockPool(group.num_blocks) for group in groups]
+        self._pools = [BlockPool(group.num_blocks, partial(self._evict, g)) for g, group in enumerate(groups)]
+        self._tree = RadixTree(len(groups), block_size)
         self._windows = [(g, group.window) for g, group in enumerate(groups) if group.window is not None]
         self._live: set[SequenceBlocks] = set()
 
     @property
     def num_free(self) -> tuple[int, ...]:
-        """Free blocks of each group."""
-        return tuple(pool.num_free for pool in self._pools)
+        """Blocks of each group that a sequence could get: what nobody owns, kept or not."""
+        return tuple(pool.num_available for pool in self._pools)
+
+    @property
+    def num_kept(self) -> tuple[int, ...]:
+        """Blocks of each group that only the prefix cache holds."""
+        return tuple(pool.num_idle for pool in self._pools)
 
     @property
     def usage(self) -> float:
-        """Fraction in use of the fullest group, 0 to 1."""
-        return max((1.0 - pool.num_free / pool.num_blocks for pool in self._pools), default=0.0)
+        """Fraction of the fullest group that sequences own, 0 to 1."""
+        return max((1.0 - pool.num_available / pool.num_blocks for pool in self._pools), default=0.0)
 
     @property
     def max_tokens_alone(self) -> int:
@@ -82,7 +106,7 @@ class KVManager:
             return True
         self._leave_behind(blocks, num_computed)
         num_new = blocks_for(num_tokens, self.block_size) - blocks.capacity // self.block_size
-        if any(pool.num_free < num_new for pool in self._pools):
+        if any(pool.num_available < num_new for pool in self._pools):
             return False
         for table, pool in zip(blocks.tables, self._pools, strict=True):
             table.extend(pool.allocate(num_new))
@@ -95,17 +119,72 @@ class KVManager:
         self._leave_behind(blocks, num_computed)
         return blocks.capacity + min(self.num_free, default=2**31) * self.block_size
 
-    def has_room(self, num_tokens: int, *, chunk: int, shared: int = 0, spare: int = 0) -> bool:
+    def has_room(self, num_tokens: int, *, chunk: int, shared: int = 0, prefix: Prefix | None = None, spare: int = 0) -> bool:
         """Whether a new sequence of ``num_tokens`` would fit now, computed ``chunk`` at a time, its first ``shared`` positions
-        being shared with another sequence, and ``spare`` blocks of each group would still be free."""
-        total, given = blocks_for(num_tokens, self.block_size), shared // self.block_size
-        for group, pool in zip(self.groups, self._pools, strict=True):
+        being shared with another sequence or those of ``prefix`` kept, and ``spare`` blocks of each group would be left."""
+        given = max(shared, prefix.num_tokens if prefix else 0) // self.block_size
+        total = blocks_for(num_tokens, self.block_size)
+        for g, (group, pool) in enumerate(zip(self.groups, self._pools, strict=True)):
             need = total - given
             if group.window is not None:
                 need = min(need, window_blocks(group.window, chunk, self.block_size), group.num_blocks)
-            if need + spare > pool.num_free:
+            if prefix:
+                need += sum(pool.is_idle(node.blocks[g]) for node in self._visible(prefix, g))
+            if need + spare > pool.num_available:
                 return False
         return True
+
+    def match(self, name: bytes, token_ids: list[int], max_tokens: int) -> Prefix | None:
+        """The longest kept beginning of ``token_ids``, at most ``max_tokens`` of them, in that namespace."""
+        path = self._tree.find(name, token_ids, max_tokens // self.block_size)
+        while path and not self._reaches(path):
+            path.pop()
+        return Prefix(name, path, len(path) * self.block_size) if path else None
+
+    def is_at_end(self, blocks: SequenceBlocks, name: bytes, prefix: Prefix | None) -> bool:
+        """Whether what is kept of a running sequence is ``prefix`` and no more."""
+        return blocks.name == name and blocks.node is (prefix.path[-1] if prefix else None)
+
+    def start(self, name: bytes, prefix: Prefix | None) -> SequenceBlocks:
+        """Tables of a new sequence whose first blocks are those of ``prefix``; its own will be kept in namespace ``name``."""
+        blocks = self.new()
+        blocks.name = name
+        if prefix is None:
+            return blocks
+        for g, (group, pool) in enumerate(zip(self.groups, self._pools, strict=True)):
+            shared = [node.blocks[g] for node in self._visible(prefix, g)]
+            pool.share(shared)
+            blocks.first[g] = self._first_visible(group.window, prefix.num_tokens)
+            blocks.tables[g] = [-1] * blocks.first[g] + shared
+        blocks.node, blocks.num_kept = prefix.path[-1], len(prefix.path)
+        blocks.capacity, blocks.changed = prefix.num_tokens, True
+        return blocks
+
+    def keep(self, blocks: SequenceBlocks, token_ids: list[int], num_computed: int) -> None:
+        """Let the prefix cache know the blocks that are full and computed.
+
+        It stops for good where another sequence was first with the same tokens, so that a path belongs to one sequence as a
+        whole: then no node is evicted before those below it.
+        """
+        size = self.block_size
+        while blocks.name is not None and (blocks.num_kept + 1) * size <= num_computed:
+            parent = blocks.node or self._tree.root(blocks.name)
+            tokens = tuple(token_ids[blocks.num_kept * size : (blocks.num_kept + 1) * size])
+            if tokens in parent.children or not self._tree.has(parent):
+                blocks.name = None
+                return
+            here = [table[blocks.num_kept] for table in blocks.tables]
+            for pool, block in zip(self._pools, here, strict=True):
+                if block >= 0:
+                    pool.keep(block)
+            blocks.node = self._tree.add(parent, tokens, here)
+            blocks.num_kept += 1
+
+    def clear(self) -> None:
+        """Forget every kept block that no sequence owns."""
+        for pool in self._pools:
+            while pool.num_idle:
+                pool.evict_oldest()
 
     def fork(self, parent: SequenceBlocks, num_tokens: int) -> SequenceBlocks | None:
         """Tables of a sequence that shares the parent's first ``num_tokens`` (whole blocks); None when the parent has already
@@ -124,15 +203,15 @@ class KVManager:
         return child
 
     def free(self, blocks: SequenceBlocks) -> None:
-        """Give up every block of a sequence."""
+        """Give up every block of a sequence, the last ones first: they are the first to be evicted."""
         self._live.remove(blocks)
         for table, first, pool in zip(blocks.tables, blocks.first, self._pools, strict=True):
-            pool.release(table[first:])
+            pool.release(reversed(table[first:]))
 
     def check(self) -> None:
         """Assert the cache law: free + owned = all, and reference counts equal the tables."""
         for g, pool in enumerate(self._pools):
-            pool.check(block for blocks in self._live for block in blocks.tables[g][blocks.first[g] :])
+            pool.check((block for blocks in self._live for block in blocks.tables[g][blocks.first[g] :]), self._tree.held(g))
         for blocks in self._live:
             for table, first in zip(blocks.tables, blocks.first, strict=True):
                 assert len(table) * self.block_size == blocks.capacity
@@ -141,6 +220,25 @@ class KVManager:
     def _first_visible(self, window: int | None, position: int) -> int:
         """Index of the first block that a query at ``position`` can see."""
         return 0 if window is None else max(position - window + 1, 0) // self.block_size
+
+    def _visible(self, prefix: Prefix, group: int) -> Sequence[Node]:
+        """The nodes whose blocks of a group the first query after ``prefix`` sees."""
+        return prefix.path[self._first_visible(self.groups[group].window, prefix.num_tokens) :]
+
+    def _reaches(self, path: list[Node]) -> bool:
+        """Whether every window group still holds what a query behind ``path`` sees."""
+        position = len(path) * self.block_size
+        return all(node.blocks[g] >= 0 for g, window in self._windows for node in path[self._first_visible(window, position) :])
+
+    def _evict(self, group: int, block: int) -> None:
+        """An idle block is needed elsewhere. Without its keys and values of a full group a node is worth nothing."""
+        node = self._tree.holder(group, block)
+        gone = [group] if self.groups[group].window is not None else range(len(self.groups))
+        for g in gone:
+            held = self._tree.take(node, g)
+            if held >= 0:
+                self._pools[g].forget(held)
+        self._tree.prune(node)
 
     def _leave_behind(self, blocks: SequenceBlocks, num_computed: int) -> None:
         """Free what no query from ``num_computed`` on can see."""

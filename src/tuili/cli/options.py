@@ -55,6 +55,11 @@ engine_options = _all_of(
 #: Those that only a server needs.
 concurrency_options = _all_of(
     click.option("--max-num-seqs", type=int, metavar="N", help="Sequences that run at once."),
+    click.option(
+        "--enable-prefix-caching/--no-enable-prefix-caching",
+        default=None,
+        help="Do not compute again what an earlier request began with. Default: on.",
+    ),
     click.option("--max-waiting-requests", type=int, metavar="N", help="Above it, requests are refused with 429."),
 )
 
@@ -78,4 +83,5 @@ def read_engine_options(settings: Settings, flags: dict[str, Any], *, one_at_a_t
         if one_at_a_time
         else settings.integer("max_waiting_requests", flags["max_waiting_requests"], low=0),
         profile=flags["profile"],
+        enable_prefix_caching=settings.boolean("enable_prefix_caching", flags.get("enable_prefix_caching")) is not False,
     )

@@ -24,6 +24,11 @@ DEFAULTS = ServerOptions()
 @click.option("--api-key", multiple=True, metavar="KEY", help="A key that opens /v1; may be given several times.")
 @click.option("--served-model-name", metavar="NAME", help="What clients call the model. Default: its name, or the file's stem.")
 @click.option(
+    "--share-prefix/--no-share-prefix",
+    default=None,
+    help="One prefix cache for all API keys: faster, but timing may tell what others sent. Default: off.",
+)
+@click.option(
     "--drain-timeout", type=int, metavar="SECONDS", help="How long running answers may take after SIGTERM. Default: 30."
 )
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error. Default: info.")
@@ -80,5 +85,6 @@ def _server_options(settings: Settings, flags: dict[str, Any]) -> ServerOptions:
         port=DEFAULTS.port if port is None else port,
         api_keys=settings.texts("api_key", flags["api_key"]),
         served_model_name=settings.text("served_model_name", flags["served_model_name"]),
+        share_prefix=bool(settings.boolean("share_prefix", flags["share_prefix"])),
         drain_timeout=DEFAULTS.drain_timeout if drain_timeout is None else float(drain_timeout),
     )

@@ -13,7 +13,7 @@ class EngineOptions:
 
     ``kv_cache_memory_bytes``: budget of the KV cache, never exceeded. ``threads``: native worker threads. ``isa``: highest
     instruction set to use. ``max_waiting_requests``: above it, requests are refused with 429. ``profile``: keep the time of
-    each op.
+    each op. ``enable_prefix_caching``: tokens that an earlier request began with are not computed again.
     """
 
     backend: BackendName = "auto"
@@ -25,15 +25,18 @@ class EngineOptions:
     kv_cache_memory_bytes: int | None = None
     max_waiting_requests: int | None = None
     profile: bool = False
+    enable_prefix_caching: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """How to listen. ``api_keys``: any of them opens /v1; a non-loopback host needs at least one. Times in seconds."""
+    """How to listen. ``api_keys``: any of them opens /v1; a non-loopback host needs at least one. ``share_prefix``: the prefix
+    cache is one for all keys, so that a fast answer may tell that somebody else sent the same words. Times in seconds."""
 
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: tuple[str, ...] = ()
     served_model_name: str | None = None
+    share_prefix: bool = False
     drain_timeout: float = 30.0
     max_body_bytes: int = 16 * 1024 * 1024

@@ -54,6 +54,7 @@ class ResolvedOptions:
     max_waiting_requests: int
     reasons: tuple[tuple[str, str, str], ...]
     warnings: tuple[str, ...] = ()
+    enable_prefix_caching: bool = True
 
 
 def resolve(options: EngineOptions, model: ModelFacts, machine: MachineFacts) -> ResolvedOptions:
@@ -87,7 +88,17 @@ def resolve(options: EngineOptions, model: ModelFacts, machine: MachineFacts) ->
             f"{machine.available_memory // MIB} MiB of memory that are free: the system may swap, or stop the program"
         )
     max_model_len = _max_model_len(options, model, longest, budget, batched, reasons, warnings)
-    return ResolvedOptions(threads, max_model_len, seqs, batched, budget, waiting, tuple(reasons), tuple(warnings))
+    return ResolvedOptions(
+        threads,
+        max_model_len,
+        seqs,
+        batched,
+        budget,
+        waiting,
+        tuple(reasons),
+        tuple(warnings),
+        options.enable_prefix_caching,
+    )
 
 
 def _check_positive(options: EngineOptions) -> None:

@@ -20,6 +20,7 @@ FILE_SETTINGS = frozenset(
         "api_key",
         "backend",
         "drain_timeout",
+        "enable_prefix_caching",
         "hf_endpoint",
         "host",
         "isa",
@@ -32,6 +33,7 @@ FILE_SETTINGS = frozenset(
         "max_waiting_requests",
         "port",
         "served_model_name",
+        "share_prefix",
         "threads",
     }
 )
@@ -157,6 +159,16 @@ class Settings:
 
     def size(self, name: str, flag: str | None = None) -> int | None:
         return self._get(name, flag, parse_size, "a number of bytes, or a size such as 512MiB or 2G")
+
+    def boolean(self, name: str, flag: bool | None = None) -> bool | None:
+        """``true`` and ``false``; in the environment also ``1`` and ``0``."""
+        value, origin = (flag, "") if flag is not None else self._raw(name)
+        if value is None or isinstance(value, bool):
+            return value
+        known = {"true": True, "1": True, "false": False, "0": False}
+        if not isinstance(value, str) or value.lower() not in known:
+            raise ConfigError(f"{origin} is {value!r}; it has to be true or false")
+        return known[value.lower()]
 
     def choice(self, name: str, allowed: tuple[str, ...], flag: str | None = None) -> str | None:
         def parse(value: str) -> str:

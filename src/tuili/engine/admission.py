@@ -4,6 +4,7 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from tuili.cache.radix import namespace
 from tuili.engine import policy
 from tuili.engine.request import Request
 from tuili.errors import ContextTooLong, InvalidRequest
@@ -44,6 +45,7 @@ class RequestChecker:
             stop_token_ids=eos | frozenset(params.stop_token_ids),
             max_tokens_total=longest if params.max_tokens is None else min(num_prompt + params.max_tokens, longest),
             key=policy.request_key(request.priority, request.arrival, number),
+            namespace=namespace(tenant=request.tenant, cache_salt=request.cache_salt),
         )
 
     def _check_ids(self, field: str, token_ids: Iterable[int]) -> None:

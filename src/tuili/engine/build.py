@@ -161,7 +161,8 @@ def assemble(
         vocab_size=program.output.width,
         banned_token_ids=[*sorted(tokenizer.unused_token_ids), *range(tokenizer.vocab_size, program.output.width)],
     )
-    engine = Engine(Scheduler(scheduling, kv), Runner(executable, builder))
+    scheduler = Scheduler(scheduling, kv, prefix_caching=resolved.enable_prefix_caching)
+    engine = Engine(scheduler, Runner(executable, builder))
     checker = RequestChecker(
         max_model_len=limits.max_model_len,
         kv_capacity=kv.max_tokens_alone,

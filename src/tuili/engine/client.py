@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from tuili.engine.admission import RequestChecker
@@ -248,8 +248,8 @@ class EngineClient:
         with self._wake:
             self._num_undelivered = max(self._num_undelivered - 1, 0)
             self._wake.notify()
-        for request_id, _ in outputs.started:
-            if channel := self._channels.get(request_id):
+        for start in outputs.started:
+            if channel := self._channels.get(start.request_id):
                 channel.started = True
         results, stopped = self._processor.process(outputs)
         for request_id, index in stopped:
@@ -326,6 +326,4 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def _arrived_now(request: GenerateRequest) -> GenerateRequest:
-    return GenerateRequest(
-        request.request_id, request.prompt_token_ids, request.params, request.priority, arrival=time.monotonic()
-    )
+    return replace(request, arrival=time.monotonic())

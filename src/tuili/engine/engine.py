@@ -11,6 +11,7 @@ from tuili.engine.request import (
     Request,
     Sequence,
     SequenceEvent,
+    Started,
     Status,
     StepOutputs,
     StepPlan,
@@ -85,7 +86,7 @@ class Engine:
             request = sequence.request
             if request.first_scheduled is None:
                 request.first_scheduled = time.monotonic()
-                outputs.started.append((request.request_id, request.first_scheduled))
+                outputs.started.append(Started(request.request_id, request.first_scheduled, request.num_cached_tokens))
 
     def _run_apart(self, plan: StepPlan, outputs: StepOutputs, error: Exception) -> None:
         """A step failed: run it again, each sequence by itself, so that only the guilty end with an error.

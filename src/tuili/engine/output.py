@@ -31,6 +31,7 @@ class _Request:
     sequences: list[_Sequence]
     num_unfinished: int
     num_completion_tokens: int = 0
+    num_cached_tokens: int = 0
     has_output: bool = False
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     error: str | None = None
@@ -68,9 +69,12 @@ class OutputProcessor:
         """One output for each request that gained something, and the sequences that a stop string has ended: the engine does
         not know that yet."""
         stopped: list[tuple[str, int]] = []
-        for request_id, started in step.started:
+        for request_id, at, num_cached_tokens in step.started:
             if request := self._requests.get(request_id):
-                self._metrics.request_queue_time.observe(max(started - request.source.arrival, 0.0))
+                request.num_cached_tokens = num_cached_tokens
+                self._metrics.request_queue_time.observe(max(at - request.source.arrival, 0.0))
+                self._metrics.prefix_cache_queries += len(request.source.prompt_token_ids)
+                self._metrics.prefix_cache_hits += num_cached_tokens
         for request_id, entries in step.prompt_logprobs:
             if request := self._requests.get(request_id):
                 request.prompt_logprobs = tuple(entry and self._token_logprob(*entry) for entry in entries)
@@ -156,7 +160,7 @@ class OutputProcessor:
         output = RequestOutput(
             source.request_id,
             tuple(request.deltas),
-            Usage(len(source.prompt_token_ids), request.num_completion_tokens),
+            Usage(len(source.prompt_token_ids), request.num_completion_tokens, request.num_cached_tokens),
             request.num_unfinished == 0,
             prompt_logprobs,
             request.error,

@@ -66,6 +66,7 @@ class Request:
 
     ``seed`` is always a number here; ``stop_token_ids`` are the end-of-sequence ids (unless ignored) and the user's.
     ``prompt_logprobs`` grows by one entry a prompt token (the first is None), each exactly once, whatever is recomputed.
+    ``namespace``: with whom it shares the prefix cache. ``num_cached_tokens``: of the prompt, found there at the first start.
     """
 
     source: GenerateRequest
@@ -77,6 +78,8 @@ class Request:
     num_unfinished: int = 0
     first_scheduled: float | None = None
     prompt_logprobs: list[tuple[int, RawLogprob] | None] | None = None
+    namespace: bytes = b""
+    num_cached_tokens: int = 0
 
     def __post_init__(self) -> None:
         params = self.source.params
@@ -93,6 +96,12 @@ class Request:
     @property
     def prompt_token_ids(self) -> tuple[int, ...]:
         return self.source.prompt_token_ids
+
+    def note_cached(self, sequence: Sequence, num_tokens: int) -> None:
+        """A sequence starts with ``num_tokens`` that need not be computed. Only the first start of a request counts as a hit:
+        later ones find what the request itself has left."""
+        if self.first_scheduled is None and sequence.index == 0:
+            self.num_cached_tokens = num_tokens
 
     @property
     def num_missing_prompt_logprobs(self) -> int:
@@ -138,15 +147,22 @@ class PromptLogprobs(NamedTuple):
     entries: Seq[tuple[int, RawLogprob] | None]
 
 
+class Started(NamedTuple):
+    """A request was scheduled for the first time, at ``at`` (time.monotonic()), with part of its prompt in the prefix cache."""
+
+    request_id: str
+    at: float
+    num_cached_tokens: int
+
+
 @dataclass(slots=True)
 class StepOutputs:
-    """Everything one step has for the output side, in order. ``now``: time.monotonic() when the step ended; ``started``:
-    requests scheduled for the first time, with the time of that."""
+    """Everything one step has for the output side, in order. ``now``: time.monotonic() when the step ended."""
 
     now: float = 0.0
     events: list[SequenceEvent] = field(default_factory=list[SequenceEvent])
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list[PromptLogprobs])
-    started: list[tuple[str, float]] = field(default_factory=list[tuple[str, float]])
+    started: list[Started] = field(default_factory=list[Started])
 
     def __bool__(self) -> bool:
         return bool(self.events or self.prompt_logprobs or self.started)

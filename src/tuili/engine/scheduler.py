@@ -7,7 +7,8 @@ Rules, in this order:
 2. When a sequence cannot get a single block, the last of the running gives all of its blocks back and waits for its turn, with
    its place kept. It will compute its tokens again, its own output included.
 3. Waiting sequences are admitted when there is a slot and their known tokens fit now, with one block to spare for each running
-   sequence.
+   sequence. They begin with what the prefix cache has of them; among those of about the same age the longest such beginning
+   goes first, and one whose next tokens a running sequence is computing just now waits for that instead of computing them too.
 
 What can never fit is refused before it comes here (``max_sequence_tokens``), so the head of the queue never waits for ever.
 """
@@ -16,7 +17,7 @@ from bisect import insort
 from dataclasses import dataclass
 from operator import attrgetter
 
-from tuili.cache.manager import KVManager
+from tuili.cache.manager import KVManager, Prefix
 from tuili.engine import policy
 from tuili.engine.request import Request, Sequence, Status, StepPlan
 from tuili.types import FinishReason
@@ -35,9 +36,13 @@ class SchedulerLimits:
 
 
 class Scheduler:
-    def __init__(self, limits: SchedulerLimits, kv: KVManager) -> None:
+    """``prefix_caching``: sequences begin with blocks that earlier ones with the same tokens left behind. Otherwise only the
+    sequences of one request share their prompt."""
+
+    def __init__(self, limits: SchedulerLimits, kv: KVManager, *, prefix_caching: bool = True) -> None:
         self.limits = limits
         self.kv = kv
+        self.prefix_caching = prefix_caching
         self.waiting: list[Sequence] = []  # in order of key, as is ``running``
         self.running: list[Sequence] = []
         self.num_preemptions = 0
@@ -81,6 +86,8 @@ class Scheduler:
         sampled: list[int] = []
         for i, sequence in enumerate(plan.sequences):
             sequence.num_computed_tokens += plan.num_tokens[i]
+            if sequence.blocks is not None:
+                self.kv.keep(sequence.blocks, sequence.token_ids, sequence.num_computed_tokens)
             if sequence.num_computed_tokens == len(sequence.token_ids):
                 sampled.append(i)
         return sampled
@@ -134,33 +141,78 @@ class Scheduler:
         return preempted
 
     def _admit_waiting(self, plan: StepPlan) -> None:
-        while self.waiting and self._slots and self._tokens_left > 0:
-            sequence = self.waiting[0]
-            parent = self._shareable(sequence)
-            shared = self._shared_tokens(sequence) if parent else 0
-            fits = self.kv.has_room(
-                len(sequence.token_ids),
-                chunk=self.limits.max_num_batched_tokens,
-                shared=shared,
-                spare=len(self.running),
-            )
-            if not fits:
+        while self._slots and self._tokens_left > 0:
+            candidates = self._candidates()
+            if not any(self._admit(plan, sequence, prefix) for sequence, prefix in candidates):
                 return
-            blocks = self.kv.fork(parent.blocks, shared) if parent and parent.blocks else None
-            sequence.num_computed_tokens = shared if blocks else 0
-            sequence.blocks = blocks or self.kv.new()
-            wanted = min(len(sequence.token_ids) - sequence.num_computed_tokens, self._tokens_left)
-            granted = self._grant(sequence, wanted)
-            if not granted:
-                self.kv.free(sequence.blocks)
-                sequence.blocks, sequence.num_computed_tokens = None, 0
-                return
-            self.waiting.pop(0)
-            sequence.status = Status.RUNNING
-            sequence.slot = self._slots.pop()
-            insort(self.running, sequence, key=_BY_KEY)
-            plan.admitted.append(sequence)
-            self._plan(plan, sequence, granted)
+
+    def _candidates(self) -> list[tuple[Sequence, Prefix | None]]:
+        """Whom to admit next: the one with the longest kept prefix among the first, or else the first."""
+        found: list[tuple[Sequence, Prefix | None]] = []
+        for sequence in self.waiting:
+            if found and not policy.may_overtake(sequence, found[0][0], len(found)):
+                break
+            prefix = self._match(sequence)
+            if not self._is_being_computed(sequence, prefix):
+                found.append((sequence, prefix))
+        if not found:
+            return []
+        longest = max(found, key=lambda candidate: candidate[1].num_tokens if candidate[1] else 0)
+        return [longest] if longest is found[0] else [longest, found[0]]
+
+    def _match(self, sequence: Sequence) -> Prefix | None:
+        """What the prefix cache has of a sequence; its last token is left out, whose output row is needed."""
+        if not self.prefix_caching or sequence.prompt_rows_pending:
+            return None
+        return self.kv.match(sequence.request.namespace, sequence.token_ids, len(sequence.token_ids) - 1)
+
+    def _is_being_computed(self, sequence: Sequence, prefix: Prefix | None) -> bool:
+        """Whether a running sequence has the same tokens so far and computes the next block of them."""
+        if not self.prefix_caching or sequence.prompt_rows_pending:
+            return False
+        start = prefix.num_tokens if prefix else 0
+        end = start + self.kv.block_size
+        if end >= len(sequence.token_ids):
+            return False
+        name = sequence.request.namespace
+        return any(
+            other.blocks is not None
+            and self.kv.is_at_end(other.blocks, name, prefix)
+            and other.token_ids[start:end] == sequence.token_ids[start:end]
+            for other in self.running
+        )
+
+    def _admit(self, plan: StepPlan, sequence: Sequence, prefix: Prefix | None) -> bool:
+        """Let a waiting sequence run from this step on; False, and nothing has changed, when its blocks are short."""
+        parent = None if prefix else self._shareable(sequence)
+        shared = self._shared_tokens(sequence) if parent else 0
+        fits = self.kv.has_room(
+            len(sequence.token_ids),
+            chunk=self.limits.max_num_batched_tokens,
+            shared=shared,
+            prefix=prefix,
+            spare=len(self.running),
+        )
+        if not fits:
+            return False
+        blocks = self.kv.fork(parent.blocks, shared) if parent and parent.blocks else None
+        if blocks is None:
+            shared = prefix.num_tokens if prefix else 0
+            blocks = self.kv.start(sequence.request.namespace, prefix) if self.prefix_caching else self.kv.new()
+        sequence.blocks, sequence.num_computed_tokens = blocks, shared
+        granted = self._grant(sequence, min(len(sequence.token_ids) - shared, self._tokens_left))
+        if not granted:
+            self.kv.free(blocks)
+            sequence.blocks, sequence.num_computed_tokens = None, 0
+            return False
+        self.waiting.remove(sequence)
+        sequence.status = Status.RUNNING
+        sequence.slot = self._slots.pop()
+        sequence.request.note_cached(sequence, shared)
+        insort(self.running, sequence, key=_BY_KEY)
+        plan.admitted.append(sequence)
+        self._plan(plan, sequence, granted)
+        return True
 
     def _shared_tokens(self, sequence: Sequence) -> int:
         """Prompt tokens in whole blocks, the last prompt token left out: its output row is needed."""

@@ -34,6 +34,10 @@ METRICS: tuple[Metric, ...] = (
     Metric("kv_cache_usage_perc", "gauge", "Part of the KV cache in use, 0 to 1."),
     Metric("num_preemptions_total", "counter", "Sequences that gave up their KV cache blocks and had to be computed again."),
     Metric("prompt_tokens_total", "counter", "Prompt tokens of requests that got their first output."),
+    Metric(
+        "prefix_cache_queries_total", "counter", "Prompt tokens of requests that started: what the prefix cache was asked for."
+    ),
+    Metric("prefix_cache_hits_total", "counter", "Those of them that the prefix cache had: they were not computed."),
     Metric("generation_tokens_total", "counter", "Generated tokens."),
     Metric("requests_accepted_total", "counter", "Requests taken in; each ends in exactly one finished_reason."),
     Metric("request_success_total", "counter", "Ended requests by reason: stop, length, abort, error.", label="finished_reason"),
@@ -87,6 +91,8 @@ class EngineMetrics:
 
     prompt_tokens: int = 0
     generation_tokens: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
     requests_accepted: int = 0
     request_success: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FINISHED_REASONS, 0))
     request_aborts: int = 0

@@ -3,6 +3,7 @@
 (The framework's own middleware base class would hide disconnects from streaming routes.) ``wrap`` puts them in order.
 """
 
+import hashlib
 import hmac
 import ipaddress
 import logging
@@ -130,7 +131,8 @@ def _without_port(host: str) -> str:
 
 
 class ApiKeys:
-    """``Authorization: Bearer KEY`` opens the protected routes. All keys are compared, each in constant time."""
+    """``Authorization: Bearer KEY`` opens the protected routes. All keys are compared, each in constant time. Who holds the key
+    is the request's ``tenant``, by the key's digest."""
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         self._app = app
@@ -139,7 +141,9 @@ class ApiKeys:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"].startswith(PROTECTED_PREFIX):
             given = dict(scope["headers"]).get(b"authorization", b"")
-            if not self._opens(given):
+            if self._opens(given):
+                scope.setdefault("state", {})["tenant"] = hashlib.sha256(given.partition(b" ")[2].strip()).hexdigest()
+            else:
                 said = "the API key is wrong" if given else "an API key is needed"
                 problem = HttpProblem("unauthorized", f"{said}; send Authorization: Bearer KEY with a key of this server")
                 await error_response(problem)(scope, receive, send)

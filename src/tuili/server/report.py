@@ -34,11 +34,19 @@ def log_loaded(service: Service, loaded: LoadedEngine, seconds: float, url: str)
     )
     for name, value, why in loaded.resolved.reasons:
         log.info("%s = %s (%s)", name, _readable(name, value), why)
+    sharing = (
+        "off" if not loaded.engine.scheduler.prefix_caching else "on" if _shares_all(service) else "on, one for each API key"
+    )
+    log.info("prefix cache: %s", sharing)
     if loaded.chat_template is None:
         log.warning("/v1/chat/completions will refuse: %s", loaded.chat_template_error)
     for warning in loaded.resolved.warnings:
         log.warning(warning)
     log.info("%s is ready at %s/v1, loaded in %.2f s", service.model_name, url, seconds)
+
+
+def _shares_all(service: Service) -> bool:
+    return service.options.share_prefix or len(service.options.api_keys) < 2
 
 
 def _model_lines(loaded: LoadedEngine) -> list[str]:

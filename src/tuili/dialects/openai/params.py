@@ -115,6 +115,13 @@ def priority(body: GenerationBody) -> int:
     return value
 
 
+def cache_salt(body: GenerationBody) -> str | None:
+    """Requests with different salts never share cached tokens. Raises InvalidRequest for an empty one, as vLLM does."""
+    if body.cache_salt == "":
+        raise InvalidRequest("cache_salt is empty; it has to be a non-empty text, or left out", field="cache_salt")
+    return body.cache_salt
+
+
 def usage(counts: Iterable[TokenCounts]) -> Usage:
     """The sum over the prompts of one call."""
     prompt = completion = cached = 0

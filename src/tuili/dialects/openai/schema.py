@@ -59,6 +59,7 @@ class GenerationBody(Wire):
     prompt_logprobs: int | None = None
     skip_special_tokens: bool | None = None
     priority: int | None = None
+    cache_salt: str | None = None
     # Bookkeeping of the caller; nothing in the answer depends on it.
     user: str | None = None
     metadata: Json = None
@@ -66,7 +67,6 @@ class GenerationBody(Wire):
     prompt_cache_key: Json = None
     prompt_cache_retention: Json = None
     prompt_cache_options: Json = None
-    cache_salt: Json = None
 
     @property
     def include_usage(self) -> bool:

@@ -15,7 +15,7 @@ from tuili import __version__
 from tuili.dialects.openai import models
 from tuili.dialects.openai.chat import ChatReply, chat_messages, template_arguments
 from tuili.dialects.openai.completions import CompletionReply, Prompt, prompts
-from tuili.dialects.openai.params import chat_params, completion_params, priority
+from tuili.dialects.openai.params import cache_salt, chat_params, completion_params, priority
 from tuili.dialects.openai.reply import Reply, ReplyHeader
 from tuili.dialects.openai.schema import Body, ChatCompletionBody, CompletionBody, GenerationBody, ignored_fields, parse_body
 from tuili.dialects.openai.wire import Model, encode
@@ -66,7 +66,7 @@ async def create_chat_completion(request: Request) -> Response:
     params = chat_params(body, call.loaded.resolved.max_model_len)
     prompt_ids = await _in_thread(lambda: _render(call.loaded, body))
     try:
-        generation = _start(call, [prompt_ids], params, priority(body))
+        generation = _start(call, [prompt_ids], params, body)
     except InvalidRequest as error:
         if error.field == "prompt":
             error.field = "messages"  # what the client sent; the prompt is our rendering of it
@@ -83,7 +83,7 @@ async def create_completion(request: Request) -> Response:
     add_bos = False if body.add_special_tokens is False else None
     prompt_ids = [await _encode(call.loaded, prompt, add_bos) for prompt in given]
     texts = [_echo_text(call.loaded, prompt) for prompt in given] if body.echo else [""] * len(given)
-    generation = _start(call, prompt_ids, params, priority(body))
+    generation = _start(call, prompt_ids, params, body)
     reply = CompletionReply(body, call.header, call.loaded.tokenizer.token_bytes, prompt_ids, texts)
     return await _answer(call, generation, reply, in_stream=bool(body.stream))
 
@@ -145,10 +145,12 @@ async def _in_thread(function: Callable[[], T]) -> T:
     return await asyncio.to_thread(function)
 
 
-def _start(call: Call, prompt_ids: Sequence[Sequence[int]], params: SamplingParams, order: int) -> Generation:
-    now = time.monotonic()
+def _start(call: Call, prompt_ids: Sequence[Sequence[int]], params: SamplingParams, body: GenerationBody) -> Generation:
+    tenant = None if call.service.options.share_prefix else getattr(call.request.state, "tenant", None)
+    now, order, salt = time.monotonic(), priority(body), cache_salt(body)
     requests = [
-        GenerateRequest(f"{call.header.id}-{index}", tuple(ids), params, order, now) for index, ids in enumerate(prompt_ids)
+        GenerateRequest(f"{call.header.id}-{index}", tuple(ids), params, order, now, tenant, salt)
+        for index, ids in enumerate(prompt_ids)
     ]
     generation = Generation.start(call.loaded.client, requests, call.service.running)
     call.request.state.generation = generation  # for the access log
