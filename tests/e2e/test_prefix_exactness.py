@@ -1,0 +1,88 @@
+"""Reused keys and values change no bit: with the prefix cache off, cold, warm, and under eviction and preemption."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from support import models
+from support.tiny_engine import MACHINE, Workload, mixed_workload, tiny_engine
+from tuili.config.options import EngineOptions, IsaName
+from tuili.engine.build import LoadedEngine, build_engine
+from tuili.engine.llm import GenerationResult
+from tuili.models.registry import architectures
+
+pytest.importorskip("tuili._native", reason="the native extension is not built")
+
+from tuili.backends.cpu.executor import CpuBackend
+from tuili.backends.cpu.native import best_isa
+
+LEVELS: tuple[IsaName, ...] = ("generic", "avx2", "avx512")
+AVAILABLE = LEVELS[: LEVELS.index(best_isa()) + 1]
+
+
+def shared_workload(count: int, vocab_size: int, longest: int, max_tokens: int) -> Workload:
+    """Prompts that begin alike: two stems, cut at lengths around the block size and beyond, each with an end of its own."""
+    rng = random.Random(23)
+    stems = [[rng.randrange(vocab_size) for _ in range(longest)] for _ in range(2)]
+    cuts = [15, 16, 17, 31, 32, 33, longest]
+    prompts = [
+        [*rng.choice(stems)[: rng.choice(cuts)], *(rng.randrange(vocab_size) for _ in range(rng.randrange(1, 9)))]
+        for _ in range(count)
+    ]
+    return mixed_workload(prompts, max_tokens)
+
+
+def assert_same(got: list[GenerationResult], expected: list[GenerationResult]) -> None:
+    """Bit for bit: tokens, text, log-probabilities, counts; only where the prompt's tokens came from may differ."""
+    for i, (ours, theirs) in enumerate(zip(got, expected, strict=True)):
+        assert replace(ours, usage=replace(ours.usage, cached_tokens=0)) == theirs, f"request {i} differs"
+
+
+def check(workload: Workload, off: LoadedEngine, on: LoadedEngine, small: LoadedEngine) -> None:
+    """``off``: without a prefix cache; ``small``: a KV budget that has to evict and preempt."""
+    expected = workload.run_alone(off)
+    assert_same(workload.run(off), expected)
+    cold, warm = workload.run(on), workload.run(on)
+    assert_same(cold, expected)
+    assert_same(warm, expected)
+    assert_same(workload.run_alone(on), expected)
+    for result, params in zip(warm, workload.params, strict=True):
+        reusable = (len(result.prompt_token_ids) - 1) // 16 * 16
+        assert result.usage.cached_tokens == (0 if params.prompt_logprobs is not None else reusable)
+    for _ in range(2):
+        assert_same(workload.run(small), expected)
+    assert small.engine.scheduler.num_preemptions > 0
+    for loaded in (off, on, small):
+        loaded.close()
+
+
+@pytest.mark.parametrize("isa", AVAILABLE)
+@pytest.mark.parametrize("architecture", sorted(architectures()))
+def test_tiny_models(architecture: str, isa: IsaName) -> None:
+    """D-PFX-1, on every architecture: full, sliding and mixed state groups."""
+
+    def engine(**options: int) -> LoadedEngine:
+        return tiny_engine(architecture, CpuBackend(isa=isa, threads=2), EngineOptions(max_model_len=112, **options))
+
+    budget = engine(max_num_seqs=1).resolved.kv_cache_memory_bytes
+    check(
+        shared_workload(12, 260, 60, 30),
+        engine(enable_prefix_caching=False),
+        engine(),
+        engine(kv_cache_memory_bytes=budget, max_num_batched_tokens=64),
+    )
+
+
+@pytest.mark.real
+def test_smollm2() -> None:
+    def load(**options: int) -> LoadedEngine:
+        chosen = EngineOptions(backend="cpu", threads=2, max_model_len=512, **{"kv_cache_memory_bytes": 2**28, **options})
+        return build_engine(models.path("smollm2:135m"), chosen, machine=MACHINE)
+
+    check(
+        shared_workload(18, 49152, 150, 16),
+        load(enable_prefix_caching=False),
+        load(),
+        load(kv_cache_memory_bytes=8 * 2**20),
+    )
