@@ -1,13 +1,14 @@
-"""Reused keys and values change no bit: with the prefix cache off, cold, warm, and under eviction and preemption."""
+"""Reused keys and values change no bit, nor do guesses: with the prefix cache off, cold, warm, under eviction and preemption."""
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from support import models
 from support.tiny_engine import MACHINE, Workload, mixed_workload, tiny_engine
-from tuili.config.options import EngineOptions, IsaName
+from tuili.config.options import EngineOptions, IsaName, SpeculativeConfig
 from tuili.engine.build import LoadedEngine, build_engine
 from tuili.engine.llm import GenerationResult
 from tuili.models.registry import architectures
@@ -39,8 +40,12 @@ def assert_same(got: list[GenerationResult], expected: list[GenerationResult]) -
         assert replace(ours, usage=replace(ours.usage, cached_tokens=0)) == theirs, f"request {i} differs"
 
 
-def check(workload: Workload, off: LoadedEngine, on: LoadedEngine, small: LoadedEngine) -> None:
-    """``off``: without a prefix cache; ``small``: a KV budget that has to evict and preempt."""
+GUESSING = SpeculativeConfig("ngram", prompt_lookup_min=1, max_batch_rows=32)
+
+
+def check(workload: Workload, off: LoadedEngine, on: LoadedEngine, small: LoadedEngine, guessing: LoadedEngine) -> None:
+    """``off``: without a prefix cache; ``small``: a KV budget that has to evict and preempt; ``guessing``: the same with guesses
+    at the tokens ahead."""
     expected = workload.run_alone(off)
     assert_same(workload.run(off), expected)
     cold, warm = workload.run(on), workload.run(on)
@@ -52,8 +57,11 @@ def check(workload: Workload, off: LoadedEngine, on: LoadedEngine, small: Loaded
         assert result.usage.cached_tokens == (0 if params.prompt_logprobs is not None else reusable)
     for _ in range(2):
         assert_same(workload.run(small), expected)
+        assert_same(workload.run(guessing), expected)
+    assert_same(workload.run_alone(guessing), expected)
     assert small.engine.scheduler.num_preemptions > 0
-    for loaded in (off, on, small):
+    assert guessing.engine.scheduler.draft_stats.num_accepted_tokens > 0
+    for loaded in (off, on, small, guessing):
         loaded.close()
 
 
@@ -62,7 +70,7 @@ def check(workload: Workload, off: LoadedEngine, on: LoadedEngine, small: Loaded
 def test_tiny_models(architecture: str, isa: IsaName) -> None:
     """D-PFX-1, on every architecture: full, sliding and mixed state groups."""
 
-    def engine(**options: int) -> LoadedEngine:
+    def engine(**options: Any) -> LoadedEngine:
         return tiny_engine(architecture, CpuBackend(isa=isa, threads=2), EngineOptions(max_model_len=112, **options))
 
     budget = engine(max_num_seqs=1).resolved.kv_cache_memory_bytes
@@ -71,12 +79,13 @@ def test_tiny_models(architecture: str, isa: IsaName) -> None:
         engine(enable_prefix_caching=False),
         engine(),
         engine(kv_cache_memory_bytes=budget, max_num_batched_tokens=64),
+        engine(kv_cache_memory_bytes=2 * budget, max_num_batched_tokens=64, speculative_config=GUESSING),
     )
 
 
 @pytest.mark.real
 def test_smollm2() -> None:
-    def load(**options: int) -> LoadedEngine:
+    def load(**options: Any) -> LoadedEngine:
         chosen = EngineOptions(backend="cpu", threads=2, max_model_len=512, **{"kv_cache_memory_bytes": 2**28, **options})
         return build_engine(models.path("smollm2:135m"), chosen, machine=MACHINE)
 
@@ -85,4 +94,5 @@ def test_smollm2() -> None:
         load(enable_prefix_caching=False),
         load(),
         load(kv_cache_memory_bytes=8 * 2**20),
+        load(kv_cache_memory_bytes=16 * 2**20, speculative_config=GUESSING),
     )

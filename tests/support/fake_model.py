@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from tuili.backends.base import Limits
 from tuili.backends.fake import FakeBackend, FakeExecutable
+from tuili.config.options import SpeculativeConfig
 from tuili.config.resolve import ResolvedOptions
 from tuili.engine.build import LoadedEngine, assemble
 from tuili.program.program import BLOCK_SIZE, Program, Rows, StateDecl, Value
@@ -82,6 +83,8 @@ class FakeSetup:
     nan_token: int | None = None
     chat_template: str | None = CHAT_TEMPLATE
     tokenizer: Tokenizer | None = field(default=None)
+    enable_prefix_caching: bool = True
+    speculative_config: SpeculativeConfig | None = None
 
 
 def fake_engine(setup: FakeSetup | None = None, **changes: object) -> LoadedEngine:
@@ -109,5 +112,7 @@ def fake_engine(setup: FakeSetup | None = None, **changes: object) -> LoadedEngi
         kv_cache_memory_bytes=sum(setup.num_blocks) * BLOCK_SIZE,
         max_waiting_requests=setup.max_waiting_requests,
         reasons=(),
+        enable_prefix_caching=setup.enable_prefix_caching,
+        speculative_config=setup.speculative_config,
     )
     return assemble(executable, program, limits, resolved, tokenizer)

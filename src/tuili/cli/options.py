@@ -1,13 +1,15 @@
 """Options that several commands share, and how they become EngineOptions."""
 
+import json
 from collections.abc import Callable
 from typing import Any, TypeVar, get_args
 
 import click
 from click.shell_completion import CompletionItem
 
-from tuili.config.options import BackendName, EngineOptions, IsaName
+from tuili.config.options import BackendName, EngineOptions, IsaName, SpeculativeConfig
 from tuili.config.sources import Settings
+from tuili.errors import ConfigError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -49,6 +51,11 @@ engine_options = _all_of(
     click.option("--max-model-len", type=int, metavar="N", help="Context in tokens, prompt and answer together."),
     click.option("--max-num-batched-tokens", type=int, metavar="N", help="Tokens computed in one step. Default: 512."),
     click.option("--kv-cache-memory-bytes", metavar="SIZE", help="Memory for the KV cache, such as 512MiB; never exceeded."),
+    click.option(
+        "--speculative-config",
+        metavar="JSON",
+        help='Guess tokens ahead, such as {"method": "ngram"}: the same text, sooner where it repeats. Default: off.',
+    ),
     click.option("--profile", is_flag=True, help="At the end, say where the time of the steps went, by op."),
 )
 
@@ -83,5 +90,18 @@ def read_engine_options(settings: Settings, flags: dict[str, Any], *, one_at_a_t
         if one_at_a_time
         else settings.integer("max_waiting_requests", flags["max_waiting_requests"], low=0),
         profile=flags["profile"],
+        speculative_config=_speculative_config(settings.text("speculative_config", flags["speculative_config"])),
         enable_prefix_caching=settings.boolean("enable_prefix_caching", flags.get("enable_prefix_caching")) is not False,
     )
+
+
+def _speculative_config(text: str | None) -> SpeculativeConfig | None:
+    if text is None:
+        return None
+    try:
+        given = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f'speculative_config is not JSON ({error}); it looks like {{"method": "ngram"}}') from None
+    if not isinstance(given, dict):
+        raise ConfigError('speculative_config has to be a JSON object, such as {"method": "ngram"}')
+    return SpeculativeConfig.read(given)

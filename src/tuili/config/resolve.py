@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from numbers import Integral
 
 from tuili.config.machine import MachineFacts
-from tuili.config.options import EngineOptions
+from tuili.config.options import EngineOptions, SpeculativeConfig
 from tuili.errors import ConfigError
 
 MIB = 2**20
@@ -55,6 +55,7 @@ class ResolvedOptions:
     reasons: tuple[tuple[str, str, str], ...]
     warnings: tuple[str, ...] = ()
     enable_prefix_caching: bool = True
+    speculative_config: SpeculativeConfig | None = None
 
 
 def resolve(options: EngineOptions, model: ModelFacts, machine: MachineFacts) -> ResolvedOptions:
@@ -98,6 +99,7 @@ def resolve(options: EngineOptions, model: ModelFacts, machine: MachineFacts) ->
         tuple(reasons),
         tuple(warnings),
         options.enable_prefix_caching,
+        options.speculative_config,
     )
 
 

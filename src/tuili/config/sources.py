@@ -34,6 +34,7 @@ FILE_SETTINGS = frozenset(
         "port",
         "served_model_name",
         "share_prefix",
+        "speculative_config",
         "threads",
     }
 )

@@ -23,10 +23,10 @@ class Batch:
 
 
 class BatchBuilder:
-    """``max_prompt_rows``: output rows a step may have beside one a sequence. ``banned_token_ids``: see SamplingSlots."""
+    """``max_extra_rows``: output rows a step may have beside one a sequence. ``banned_token_ids``: see SamplingSlots."""
 
-    def __init__(self, limits: Limits, *, max_prompt_rows: int, vocab_size: int, banned_token_ids: Iterable[int] = ()) -> None:
-        max_rows = limits.max_num_seqs + max_prompt_rows
+    def __init__(self, limits: Limits, *, max_extra_rows: int, vocab_size: int, banned_token_ids: Iterable[int] = ()) -> None:
+        max_rows = limits.max_num_seqs + max_extra_rows
         self._sampling = SamplingSlots(limits.max_num_seqs, max_rows, vocab_size, banned_token_ids)
         num_groups = len(limits.num_blocks)
         max_blocks = -(-limits.max_model_len // BLOCK_SIZE)
@@ -54,7 +54,7 @@ class BatchBuilder:
 
     def _advance(self, plan: StepPlan) -> Batch | None:
         """The common case by the short way: the same sequences as in the last step, one token further each."""
-        if self._steady is None or plan.admitted or plan.sequences != self._steady[0] or max(plan.num_tokens) > 1:
+        if self._steady is None or plan.admitted or plan.drafts or plan.sequences != self._steady[0] or max(plan.num_tokens) > 1:
             return None
         sequences, batch = self._steady
         step = batch.step
@@ -65,7 +65,9 @@ class BatchBuilder:
         step.token_ids[:] = [sequence.token_ids[-1] for sequence in sequences]
         step.positions += 1
         step.context_lens += 1
-        if self._copy_changed_tables(plan):
+        # After rejected guesses a sequence may own its next block already: then no table changes where it enters that.
+        entered = bool((step.positions[0] % BLOCK_SIZE == 0).any())
+        if self._copy_changed_tables(plan) or entered:
             slots = np.array([sequence.slot for sequence in sequences], np.intp)
             num_blocks = -(-int(step.context_lens.max()) // BLOCK_SIZE)
             groups = range(len(self._tables))
@@ -117,8 +119,11 @@ class BatchBuilder:
 
     def _fill_tokens(self, plan: StepPlan, total: int) -> None:
         token_ids: list[int] = []
-        for sequence, count in zip(plan.sequences, plan.num_tokens, strict=True):
+        for i, (sequence, count) in enumerate(zip(plan.sequences, plan.num_tokens, strict=True)):
             start = sequence.num_computed_tokens
+            if i in plan.drafts:
+                token_ids += sequence.token_ids[start:] + plan.drafts[i]
+                continue
             if count == 1:
                 token_ids.append(sequence.token_ids[start])
             else:
@@ -158,17 +163,18 @@ class BatchBuilder:
         self, plan: StepPlan, computed: I32, context_lens: I32, query_start: I32
     ) -> tuple[I32, SamplingBatch, list[int] | None]:
         """Output rows: the last known token of a sequence, and before it the rows of missing prompt log-probabilities."""
-        if any(sequence.prompt_rows_pending for sequence in plan.sequences):
-            return self._build_rows_with_prompts(plan, query_start)
+        if plan.drafts or any(sequence.prompt_rows_pending for sequence in plan.sequences):
+            return self._build_rows_one_by_one(plan, query_start)
         known = np.array([len(sequence.token_ids) for sequence in plan.sequences], np.int32)
         samples = context_lens == known
         sampled = [sequence for sequence, sample in zip(plan.sequences, samples.tolist(), strict=True) if sample]
         return (query_start[1:] - 1)[samples], self._sampling.build(sampled), None
 
-    def _build_rows_with_prompts(self, plan: StepPlan, query_start: I32) -> tuple[I32, SamplingBatch, list[int] | None]:
+    def _build_rows_one_by_one(self, plan: StepPlan, query_start: I32) -> tuple[I32, SamplingBatch, list[int] | None]:
         logit_rows: list[int] = []
         owners: list[Sequence] = []
         targets: list[int] = []
+        ahead: list[int] = []  # how many tokens behind the known ones a row samples
         num_prompt_rows: list[int] = []
         for i, (sequence, count) in enumerate(zip(plan.sequences, plan.num_tokens, strict=True)):
             start = sequence.num_computed_tokens
@@ -177,8 +183,11 @@ class BatchBuilder:
             num_prompt_rows.append(len(rows))
             logit_rows += [offset + position for position in rows]
             targets += [sequence.token_ids[position + 1] for position in rows]
-            if start + count == len(sequence.token_ids):
-                logit_rows.append(offset + start + count - 1)
-                targets.append(-1)
+            num_drafts = len(plan.drafts.get(i, ()))
+            ahead += [0] * len(rows)
+            if start + count - num_drafts == len(sequence.token_ids):
+                logit_rows += range(offset + len(sequence.token_ids) - 1, offset + start + count)
+                targets += [-1] * (1 + num_drafts)
+                ahead += range(1 + num_drafts)
             owners += [sequence] * (len(targets) - len(owners))
-        return np.array(logit_rows, np.int32), self._sampling.build(owners, targets), num_prompt_rows
+        return np.array(logit_rows, np.int32), self._sampling.build(owners, targets, ahead), num_prompt_rows

@@ -155,13 +155,14 @@ def assemble(
     specs = [GroupSpec(n, group.window) for n, group in zip(limits.num_blocks, program.state_groups(), strict=True)]
     kv = KVManager(specs, BLOCK_SIZE)
     scheduling = SchedulerLimits(limits.max_model_len, limits.max_num_seqs, limits.max_num_batched_tokens)
+    speculative = resolved.speculative_config
     builder = BatchBuilder(
         limits,
-        max_prompt_rows=scheduling.max_prompt_rows,
+        max_extra_rows=scheduling.max_prompt_rows + (speculative.max_batch_rows if speculative else 0),
         vocab_size=program.output.width,
         banned_token_ids=[*sorted(tokenizer.unused_token_ids), *range(tokenizer.vocab_size, program.output.width)],
     )
-    scheduler = Scheduler(scheduling, kv, prefix_caching=resolved.enable_prefix_caching)
+    scheduler = Scheduler(scheduling, kv, prefix_caching=resolved.enable_prefix_caching, speculative=speculative)
     engine = Engine(scheduler, Runner(executable, builder))
     checker = RequestChecker(
         max_model_len=limits.max_model_len,

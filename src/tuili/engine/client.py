@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from tuili.engine.admission import RequestChecker
+from tuili.engine.drafts import DraftStats
 from tuili.engine.engine import Engine
 from tuili.engine.output import OutputProcessor, merge
 from tuili.engine.request import Request, StepOutputs
@@ -41,6 +42,7 @@ class EngineStats:
     kv_usage: float
     num_preemptions: int
     free_blocks: tuple[int, ...]
+    drafts: DraftStats
 
     def as_metrics(self) -> Mapping[str, float]:
         """For ``observe.metrics.expose``."""
@@ -49,6 +51,9 @@ class EngineStats:
             "num_requests_waiting": self.waiting,
             "kv_cache_usage_perc": self.kv_usage,
             "num_preemptions_total": self.num_preemptions,
+            "spec_decode_num_drafts_total": self.drafts.num_drafts,
+            "spec_decode_num_draft_tokens_total": self.drafts.num_draft_tokens,
+            "spec_decode_num_accepted_tokens_total": self.drafts.num_accepted_tokens,
         }
 
 
@@ -184,6 +189,7 @@ class EngineClient:
             kv_usage=scheduler.kv.usage,
             num_preemptions=scheduler.num_preemptions,
             free_blocks=scheduler.kv.num_free,
+            drafts=scheduler.draft_stats,
         )
 
     async def drain(self, timeout: float | None = None) -> bool:

@@ -96,10 +96,11 @@ class Engine:
         """
         log.warning("a step of %d sequences failed (%s); running each by itself", len(plan.sequences), error)
         num_failed = 0
-        for sequence, num_tokens in zip(plan.sequences, plan.num_tokens, strict=True):
+        for i, (sequence, num_tokens) in enumerate(zip(plan.sequences, plan.num_tokens, strict=True)):
             if sequence.status is Status.FINISHED:  # its request has just failed with another of its sequences
                 continue
-            alone = StepPlan([sequence], [num_tokens], [sequence] if sequence in plan.admitted else [])
+            admitted = [sequence] if sequence in plan.admitted else []
+            alone = StepPlan([sequence], [num_tokens], admitted, {0: plan.drafts[i]} if i in plan.drafts else {})
             try:
                 batch, result = self._runner.run(alone)
             except Exception as reason:
@@ -123,9 +124,10 @@ class Engine:
                 self._record_prompt(sequence, range(row, end), result, outputs)
                 row = end
             if i in sampled:
+                guesses = plan.drafts.get(i, [])
                 if sequence.status is not Status.FINISHED:
-                    self._record_token(sequence, token_ids[row], row, result, outputs)
-                row += 1
+                    self._record_tokens(sequence, guesses, row, token_ids, result, outputs)
+                row += 1 + len(guesses)
 
     def _record_prompt(self, sequence: Sequence, rows: range, result: StepResult, outputs: StepOutputs) -> None:
         request = sequence.request
@@ -137,6 +139,28 @@ class Engine:
                 return
             assert known is not None
             known.append((sequence.token_ids[len(known)], _raw_logprob(result, row, num_top)))
+
+    def _record_tokens(
+        self,
+        sequence: Sequence,
+        guesses: list[int],
+        row: int,
+        token_ids: list[int],
+        result: StepResult,
+        outputs: StepOutputs,
+    ) -> None:
+        """The token after the known ones; and while it was guessed right, the next, whose row saw that guess."""
+        num_right = 0
+        for guess in guesses:
+            if token_ids[row + num_right] != guess:
+                break
+            num_right += 1
+        for i in range(num_right + 1):
+            self._record_token(sequence, token_ids[row + i], row + i, result, outputs)
+            if sequence.status is Status.FINISHED:
+                return
+        if guesses:
+            self.scheduler.accept(sequence, len(guesses), num_right)
 
     def _record_token(self, sequence: Sequence, token_id: int, row: int, result: StepResult, outputs: StepOutputs) -> None:
         request = sequence.request

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tuili.config.options import EngineOptions
+from tuili.config.options import EngineOptions, SpeculativeConfig
 from tuili.engine.build import LoadedEngine, build_engine
 from tuili.engine.output import merge
 from tuili.errors import ConfigError, InvalidRequest, ModelNotFound, TemplateRefused
@@ -63,6 +63,8 @@ class LLM:
         if unknown:
             known = ", ".join(field.name for field in fields(EngineOptions))
             raise ConfigError(f"LLM has no option {', '.join(unknown)}; known are {known}")
+        if isinstance(speculative := options.get("speculative_config"), Mapping):
+            options["speculative_config"] = SpeculativeConfig.read(speculative)
         path = Path(model)
         if not path.is_file():
             raise ModelNotFound(f"there is no model file {path}; give the path of a .gguf file (tuili pull fetches models)")

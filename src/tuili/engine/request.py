@@ -11,6 +11,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from tuili.cache.manager import SequenceBlocks
+from tuili.engine.drafts import Drafter
 from tuili.types import FinishReason, GenerateRequest
 
 
@@ -32,7 +33,8 @@ class RawLogprob(NamedTuple):
 class Sequence:
     """One continuation of a request's prompt.
 
-    ``max_tokens_total``: prompt and output end here. ``slot``: its row in the persistent arrays while it runs.
+    ``max_tokens_total``: prompt and output end here. ``slot``: its row in the persistent arrays while it runs. ``drafter``:
+    guesses its next tokens, once somebody has asked for that.
     """
 
     request: "Request"
@@ -44,6 +46,7 @@ class Sequence:
     blocks: SequenceBlocks | None = None
     slot: int = -1
     num_preemptions: int = 0
+    drafter: Drafter | None = None
 
     @property
     def num_output_tokens(self) -> int:
@@ -97,6 +100,13 @@ class Request:
     def prompt_token_ids(self) -> tuple[int, ...]:
         return self.source.prompt_token_ids
 
+    @property
+    def draws_depend_on_output(self) -> bool:
+        """Whether what was generated changes how the next token is chosen: then tokens cannot be drawn ahead of each other."""
+        params = self.source.params
+        penalised = params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
+        return penalised or params.min_tokens > 0
+
     def note_cached(self, sequence: Sequence, num_tokens: int) -> None:
         """A sequence starts with ``num_tokens`` that need not be computed. Only the first start of a request counts as a hit:
         later ones find what the request itself has left."""
@@ -118,11 +128,13 @@ class Request:
 @dataclass(slots=True)
 class StepPlan:
     """What one step computes: ``num_tokens[i]`` tokens of ``sequences[i]`` from its ``num_computed_tokens`` on. ``admitted``:
-    sequences that have just got a slot."""
+    sequences that have just got a slot. ``drafts``: by place in the plan, guesses at the tokens behind the last known one, which
+    are among the ``num_tokens``."""
 
     sequences: list[Sequence] = field(default_factory=list[Sequence])
     num_tokens: list[int] = field(default_factory=list[int])
     admitted: list[Sequence] = field(default_factory=list[Sequence])
+    drafts: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
 
     def __bool__(self) -> bool:
         return bool(self.sequences)

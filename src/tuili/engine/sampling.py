@@ -133,9 +133,10 @@ class SamplingSlots:
         if RowLists.needed(sequence):
             self._lists[slot] = RowLists(sequence, self._padding)
 
-    def build(self, sequences: list[Sequence], targets: list[int] | None = None) -> SamplingBatch:
+    def build(self, sequences: list[Sequence], targets: list[int] | None = None, ahead: list[int] | None = None) -> SamplingBatch:
         """The SamplingBatch of one step. ``sequences``: whose output row it is, row by row. ``targets``: -1 to sample, else the
-        prompt token whose log-probability the row reports; None: every row samples."""
+        prompt token whose log-probability the row reports; None: every row samples. ``ahead``: how many guessed tokens lie
+        between the known ones and the one that the row samples; None: no row has any."""
         slots = np.array([sequence.slot for sequence in sequences], np.intp)
         # np.take and not indexing, which would leave rows that are not contiguous.
         floats = np.take(self._floats, slots, axis=1)
@@ -145,6 +146,9 @@ class SamplingSlots:
             target = np.array(targets, np.int32)
             wanted = [sequence.request.source.params.prompt_logprobs or 0 for sequence in sequences]
             num_logprobs = np.where(target >= 0, np.array(wanted, np.int32), num_logprobs)
+        position = np.array([sequence.num_output_tokens for sequence in sequences], np.int32)
+        if ahead is not None:
+            position += np.array(ahead, np.int32)
         bias, penalties, allowed = self._lists_of(sequences, target)
         return SamplingBatch(
             temperature=floats[0],
@@ -157,7 +161,7 @@ class SamplingSlots:
             num_logprobs=num_logprobs,
             sequence=ints[2],
             seed=self._seeds[slots],
-            position=np.array([sequence.num_output_tokens for sequence in sequences], np.int32),
+            position=position,
             target=target,
             bias_start=bias.start,
             bias_ids=bias.ids,

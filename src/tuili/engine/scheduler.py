@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from tuili.cache.manager import KVManager, Prefix
+from tuili.config.options import SpeculativeConfig
 from tuili.engine import policy
+from tuili.engine.drafts import Drafter, DraftStats
 from tuili.engine.request import Request, Sequence, Status, StepPlan
 from tuili.types import FinishReason
 
@@ -39,8 +41,17 @@ class Scheduler:
     """``prefix_caching``: sequences begin with blocks that earlier ones with the same tokens left behind. Otherwise only the
     sequences of one request share their prompt."""
 
-    def __init__(self, limits: SchedulerLimits, kv: KVManager, *, prefix_caching: bool = True) -> None:
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        kv: KVManager,
+        *,
+        prefix_caching: bool = True,
+        speculative: SpeculativeConfig | None = None,
+    ) -> None:
         self.limits = limits
+        self.speculative = speculative
+        self.draft_stats = DraftStats()
         self.kv = kv
         self.prefix_caching = prefix_caching
         self.waiting: list[Sequence] = []  # in order of key, as is ``running``
@@ -85,12 +96,19 @@ class Scheduler:
         """The step was computed. Returns the positions in the plan whose last known token was computed: these got a token."""
         sampled: list[int] = []
         for i, sequence in enumerate(plan.sequences):
-            sequence.num_computed_tokens += plan.num_tokens[i]
+            sequence.num_computed_tokens += plan.num_tokens[i] - len(plan.drafts.get(i, ()))
             if sequence.blocks is not None:
                 self.kv.keep(sequence.blocks, sequence.token_ids, sequence.num_computed_tokens)
             if sequence.num_computed_tokens == len(sequence.token_ids):
                 sampled.append(i)
         return sampled
+
+    def accept(self, sequence: Sequence, num_guessed: int, num_accepted: int) -> None:
+        """So many of a sequence's guesses were right: their keys and values are good."""
+        assert sequence.drafter is not None
+        sequence.num_computed_tokens += num_accepted
+        sequence.drafter.note(num_guessed, num_accepted)
+        self.draft_stats.note(num_guessed, num_accepted)
 
     def append(self, sequence: Sequence, token_id: int) -> tuple[bool, FinishReason | None, int | None]:
         """Append a sampled token. Returns whether it was wanted (not with max_tokens 0), why the sequence ended, if it did, and
@@ -137,8 +155,32 @@ class Scheduler:
                 num_decodes -= was_decode
             if granted:
                 self._plan(plan, sequence, granted)
+                if wanted == 1:
+                    self._add_drafts(plan, sequence, num_decodes)
             i += 1
         return preempted
+
+    def _add_drafts(self, plan: StepPlan, sequence: Sequence, num_decodes: int) -> None:
+        """Let a decoding sequence, the last of the plan, guess; never at the cost of the ``num_decodes`` still to be planned."""
+        if self.speculative is None or sequence.request.draws_depend_on_output:
+            return
+        rows = sum(plan.num_tokens) + num_decodes
+        most = min(
+            self.speculative.max_batch_rows - rows,
+            self._tokens_left - num_decodes,
+            sequence.max_tokens_total - len(sequence.token_ids) - 1,
+        )
+        if most < 1 or min(self.kv.num_free) <= len(self.running):  # guesses never push anybody out
+            return
+        if sequence.drafter is None:
+            sequence.drafter = Drafter(self.speculative)
+        guesses = sequence.drafter.propose(sequence.token_ids, most)
+        assert sequence.blocks is not None
+        computed, known = sequence.num_computed_tokens, len(sequence.token_ids)
+        if guesses and self.kv.grow(sequence.blocks, computed, known + len(guesses)):
+            plan.drafts[len(plan.sequences) - 1] = guesses
+            plan.num_tokens[-1] += len(guesses)
+            self._tokens_left -= len(guesses)
 
     def _admit_waiting(self, plan: StepPlan) -> None:
         while self._slots and self._tokens_left > 0:

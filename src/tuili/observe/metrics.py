@@ -33,6 +33,9 @@ METRICS: tuple[Metric, ...] = (
     Metric("num_requests_waiting", "gauge", "Sequences that wait for a slot or for KV cache blocks."),
     Metric("kv_cache_usage_perc", "gauge", "Part of the KV cache in use, 0 to 1."),
     Metric("num_preemptions_total", "counter", "Sequences that gave up their KV cache blocks and had to be computed again."),
+    Metric("spec_decode_num_drafts_total", "counter", "Steps in which a sequence had guesses at its next tokens."),
+    Metric("spec_decode_num_draft_tokens_total", "counter", "Tokens guessed."),
+    Metric("spec_decode_num_accepted_tokens_total", "counter", "Those of them that were right."),
     Metric("prompt_tokens_total", "counter", "Prompt tokens of requests that got their first output."),
     Metric(
         "prefix_cache_queries_total", "counter", "Prompt tokens of requests that started: what the prefix cache was asked for."
