@@ -36,10 +36,11 @@ class Generated:
 
 
 class Ours:
-    """A loaded model. Use as a context manager. ``options``: fields of EngineOptions."""
+    """A loaded model. Use as a context manager. ``options``: fields of EngineOptions. Passes repeat the same prompts, so nothing
+    may be left of the pass before: no prefix cache."""
 
     def __init__(self, path: Path, **options: Any) -> None:
-        self._llm = LLM(path, **options)
+        self._llm = LLM(path, enable_prefix_caching=False, **options)
         self._numbers = itertools.count()
 
     def __enter__(self) -> "Ours":
