@@ -34,6 +34,11 @@ def complete(client: openai.OpenAI, **fields: Any) -> Any:
     return client.completions.create(**{"model": MODEL, "prompt": "Once", "max_tokens": 40, "seed": 1, **fields})
 
 
+def counts(usage: Any) -> tuple[int, int, int]:
+    """Without where the prompt's tokens came from: the second time they are in the prefix cache."""
+    return usage.prompt_tokens, usage.completion_tokens, usage.total_tokens
+
+
 def test_models(client: openai.OpenAI) -> None:
     (model,) = client.models.list().data
     assert (model.id, model.object) == (MODEL, "model")
@@ -50,7 +55,7 @@ def test_chat_stream_equals_whole(client: openai.OpenAI, fields: dict[str, Any])
     whole = chat(client, **fields)
     chunks = list(chat(client, **fields, stream=True, stream_options={"include_usage": True}))
     *chunks, last = chunks
-    assert last.choices == [] and last.usage == whole.usage and all(chunk.usage is None for chunk in chunks)
+    assert last.choices == [] and counts(last.usage) == counts(whole.usage) and all(chunk.usage is None for chunk in chunks)
     assert len({chunk.id for chunk in chunks}) == 1
     for choice in whole.choices:
         parts = [part for chunk in chunks for part in chunk.choices if part.index == choice.index]
@@ -85,7 +90,7 @@ def test_completion_stream_equals_whole(client: openai.OpenAI, prompt: Any, fiel
     num_prompts = len(prompt) if isinstance(prompt, list) and not isinstance(prompt[0], int) else 1
     assert [choice.index for choice in whole.choices] == list(range(num_prompts * fields.get("n", 1)))
     *chunks, last = complete(client, **fields, stream=True, stream_options={"include_usage": True})
-    assert last.usage == whole.usage
+    assert counts(last.usage) == counts(whole.usage)
     for choice in whole.choices:
         parts = [part for chunk in chunks for part in chunk.choices if part.index == choice.index]
         assert "".join(part.text for part in parts) == choice.text
@@ -272,3 +277,22 @@ async def test_async_client(server: RunningServer) -> None:
 def test_replies_are_compact_json(server: RunningServer) -> None:
     body = server.request("POST", "/v1/completions", {"prompt": "x", "max_tokens": 1}).body
     assert json.dumps(json.loads(body), separators=(",", ":"), ensure_ascii=False).encode() == body
+
+
+def test_cached_tokens_and_salts(client: openai.OpenAI) -> None:
+    """[D-PFX-2] a salt starts anew, and finds its own tokens the second time."""
+    messages = [{"role": "user", "content": "The same long question, again and again and again. " * 3}]
+
+    def cached(**fields: Any) -> int:
+        usage = chat(client, messages=messages, extra_body=fields).usage
+        assert usage is not None and usage.prompt_tokens_details is not None
+        number = usage.prompt_tokens_details.cached_tokens
+        assert number is not None and number % 16 == 0 and number < usage.prompt_tokens
+        return number
+
+    assert cached() == 0 and cached() > 0
+    for salt in ("one", "two"):
+        assert cached(cache_salt=salt) == 0
+        assert cached(cache_salt=salt) > 0
+    with pytest.raises(openai.BadRequestError, match="cache_salt"):
+        cached(cache_salt="")

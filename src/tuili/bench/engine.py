@@ -178,6 +178,7 @@ class EngineBench:
             max_num_seqs=max(t.batch for t in self.trials),
             max_num_batched_tokens=self.step_tokens,
             kv_cache_memory_bytes=kv_bytes,
+            enable_prefix_caching=False,
         )
 
     def run(self, repeats: int) -> Iterator[TrialResult]:
