@@ -7,7 +7,7 @@ from support.compare import nmse
 from tuili.backends.base import Limits
 from tuili.backends.cpu.executor import CpuBackend
 from tuili.backends.reference.executor import ReferenceBackend
-from tuili.bench import kernels
+from tuili.bench import kernels, probes
 from tuili.bench.kernels import Heads, KernelBench, Shape
 from tuili.bench.probes import Prober
 from tuili.errors import BackendError
@@ -73,3 +73,20 @@ def test_a_shape_without_a_kernel(bench: KernelBench) -> None:
     assert bench.problem("Q4_K", Shape(96, 64)) and not bench.problem("Q8_0", Shape(96, 64))
     with pytest.raises(BackendError, match=r"no .* kernel for Q4_K matrices of 352 columns"):
         list(bench.matrix("linear", "Q4_K", Shape(352, 64), (1,)))
+
+
+def test_a_figure_is_taken_again_when_the_limits_moved(bench: KernelBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quiet machine, one that is disturbed once, and one that is never quiet: figures all the same, the last try's limits."""
+
+    class Scripted:
+        def __init__(self, *bandwidths: float) -> None:
+            self.bandwidths = list(bandwidths)
+
+        def measure(self) -> probes.Limits:
+            return probes.Limits(self.bandwidths.pop(0), 1e11, 1e10, 0.0)
+
+    for bandwidths, expected in (((1e9, 1e9), 1e9), ((1e9, 2e9, 2e9, 2e9), 2e9), ((1e9, 2e9) * 3, 1.5e9)):
+        prober = Scripted(*bandwidths)
+        monkeypatch.setattr(bench, "prober", prober)
+        (figure,) = bench.matrix("linear", "Q8_0", Shape(64, 32), (1,))
+        assert figure.limits.read_bandwidth == expected and not prober.bandwidths

@@ -4,7 +4,7 @@ import pytest
 
 from tuili import _native
 from tuili.backends.cpu.native import ISA_NAMES, best_isa
-from tuili.bench.probes import Limits, Prober, between
+from tuili.bench.probes import Limits, Prober, between, steady
 from tuili.errors import BackendError
 
 SMALL = 16 * 2**20
@@ -53,3 +53,10 @@ def test_what_cannot_be_had_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_limits_of_what_ran_between_two_measurements() -> None:
     assert between(Limits(1e9, 2e9, 3e9, 1e-7), Limits(3e9, 4e9, 5e9, 3e-7)) == Limits(2e9, 3e9, 4e9, 2e-7)
+
+
+def test_limits_that_moved_are_not_steady() -> None:
+    first = Limits(10e9, 100e9, 20e9, 1e-7)
+    assert steady(first, Limits(11e9, 100e9, 20e9, 5e-7))
+    for moved in (Limits(12e9, 100e9, 20e9, 1e-7), Limits(10e9, 80e9, 20e9, 1e-7), Limits(10e9, 100e9, 15e9, 1e-7)):
+        assert not steady(first, moved) and not steady(moved, first)

@@ -86,7 +86,7 @@ class TrialResult:
 
     @property
     def part_of_limit(self) -> float:
-        return statistics.mean(self.parts)
+        return statistics.median(self.parts)
 
 
 def step_work(model: ModelDescription, num_tokens: int, num_outputs: int, sequences: Sequence[tuple[int, int]]) -> Work:

@@ -15,6 +15,8 @@ from tuili.errors import BackendError
 MIN_BUFFER_BYTES = 256 * 2**20
 CACHES_IN_BUFFER = 4
 
+STEADY_RATIO = 1.15
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -74,3 +76,9 @@ class Prober:
 def between(before: Limits, after: Limits) -> Limits:
     """The limits of what ran between two measurements: their mean."""
     return Limits(*((getattr(before, f.name) + getattr(after, f.name)) / 2 for f in fields(Limits)))
+
+
+def steady(before: Limits, after: Limits) -> bool:
+    """Whether two measurements agree well enough for what ran between them to be compared with their mean."""
+    pairs = ((getattr(before, name), getattr(after, name)) for name in ("read_bandwidth", "int8_peak", "fp32_peak"))
+    return all(max(pair) <= STEADY_RATIO * min(pair) for pair in pairs)

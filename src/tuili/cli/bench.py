@@ -85,7 +85,7 @@ def machine(as_json: bool, **flags: Any) -> None:
     from tuili.bench.probes import Prober
 
     options = _engine_options(flags)
-    levels = [options.isa] if options.isa else ISA_NAMES[: isa_level(None) + 1]
+    levels: Sequence[IsaName] = [options.isa] if options.isa else ISA_NAMES[: isa_level(None) + 1]
     _show_header(MACHINE_COLUMNS, as_json)
     for isa in levels:
         for threads in dict.fromkeys((1, options.threads or usable_cpus())):
