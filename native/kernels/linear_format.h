@@ -39,8 +39,8 @@ const FormatKernels* block32_kernels(Format format);
 const FormatKernels* k_quant_kernels(Format format);
 
 // Columns that a panel holds (it shares the L1 cache with the activations of a few rows), and its size: for each block scales and
-// minima of both halves, and the levels.
+// minima of both halves, and the weights (signed ones in two parts).
 inline constexpr int64_t kPanelCols = 512;
-inline constexpr int64_t kPanelBytes = kPanelCols / kBlockCols * (4 * 64 + 512);
+inline constexpr int64_t kPanelBytes = kPanelCols / kBlockCols * (4 * 64 + 64 + 2 * 512);
 
 } // namespace tuili::TUILI_ISA

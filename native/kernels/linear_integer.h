@@ -38,7 +38,7 @@ struct IntegerProduct {
             prefetch_stream<M, F::kBlockLines>(reader.body);
             TUILI_UNROLL for (int half = 0; half < kHalves; half++) {
                 BlockDot dots[M];
-                TUILI_UNROLL for (int m = 0; m < M; m++) dots[m].start(offset(rows[m][b], half));
+                TUILI_UNROLL for (int m = 0; m < M; m++) dots[m].start(offset(rows[m][b], half), nullptr);
                 TUILI_UNROLL for (int v = 0; v < F::kSteps / 2; v++) {
                     Bytes low, high;
                     reader.decode(half, v, low, high);
@@ -58,9 +58,10 @@ struct IntegerProduct {
         TUILI_UNROLL for (int m = 0; m < M; m++) store(p.tile_sums(t) + (first + m) * kTileRows, c[m]);
     }
 
-    // A panel's block: scales of its halves, minima of its halves, then 8 steps of 64 bytes.
+    // A panel's block: scales of its halves, minima of its halves, then the weights of each half.
     static constexpr int64_t kStepsAt = kHalves * (F::kHasMin ? 2 : 1) * 64;
-    static constexpr int64_t kPanelBlock = kStepsAt + 8 * 64;
+    static constexpr int64_t kPanelBlock = kStepsAt + kHalves * BlockDot::kExpandedBytes;
+    static_assert(kPanelBlock * kPanelCols / kBlockCols <= kPanelBytes);
 
     static void expand(typename F::Reader& reader, int64_t first_block, int64_t last_block, uint8_t* panel) {
         for (int64_t b = first_block; b < last_block; b++, panel += kPanelBlock) {
@@ -69,13 +70,9 @@ struct IntegerProduct {
                 auto* head = reinterpret_cast<float*>(panel);
                 store(head + half * 16, reader.scale(half));
                 if constexpr (F::kHasMin) store(head + (kHalves + half) * 16, reader.min(half));
-                uint8_t* steps = panel + kStepsAt + half * F::kSteps * 64;
-                TUILI_UNROLL for (int v = 0; v < F::kSteps / 2; v++) {
-                    Bytes low, high;
-                    reader.decode(half, v, low, high);
-                    store_bytes(steps + v * 64, low);
-                    store_bytes(steps + (v + F::kSteps / 2) * 64, high);
-                }
+                Bytes w[F::kSteps];
+                TUILI_UNROLL for (int v = 0; v < F::kSteps / 2; v++) reader.decode(half, v, w[v], w[v + F::kSteps / 2]);
+                BlockDot::expand(w, panel + kStepsAt + half * BlockDot::kExpandedBytes);
             }
         }
     }
@@ -100,14 +97,12 @@ struct IntegerProduct {
         for (int64_t b = first_block; b < last_block; b++, panel += kPanelBlock) {
             ahead.block();
             TUILI_UNROLL for (int half = 0; half < kHalves; half++) {
-                const uint8_t* steps = panel + kStepsAt + half * F::kSteps * 64;
+                const uint8_t* expanded = panel + kStepsAt + half * BlockDot::kExpandedBytes;
                 BlockDot dots[M];
-                TUILI_UNROLL for (int m = 0; m < M; m++) dots[m].start(offset(rows[m][b], half));
-                TUILI_UNROLL for (int s = 0; s < F::kSteps; s += BlockDot::kGroup) {
-                    Bytes w[BlockDot::kGroup];
-                    TUILI_UNROLL for (int i = 0; i < BlockDot::kGroup; i++) w[i] = load_bytes(steps + (s + i) * 64);
-                    TUILI_UNROLL for (int m = 0; m < M; m++) TUILI_UNROLL for (int i = 0; i < BlockDot::kGroup; i++) dots[m].add(
-                        w[i], columns(rows[m][b], half, s + i), s + i);
+                TUILI_UNROLL for (int m = 0; m < M; m++) dots[m].start(offset(rows[m][b], half), expanded);
+                TUILI_UNROLL for (int s = 0; s < F::kSteps; s++) {
+                    const typename BlockDot::Step w = BlockDot::step(expanded, s);
+                    TUILI_UNROLL for (int m = 0; m < M; m++) dots[m].add(w, columns(rows[m][b], half, s), s);
                 }
                 const auto* head = reinterpret_cast<const float*>(panel);
                 const Vec16 scale = load(head + half * 16);

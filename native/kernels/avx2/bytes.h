@@ -6,6 +6,7 @@
 #include "kernels/avx2/vec.h"
 #include "kernels/inline.h"
 #include <cstring>
+#include <type_traits>
 
 #include "kernels/avx2/quantise.h" // needs vec.h
 
@@ -80,33 +81,39 @@ TUILI_INLINE __m256i broadcast4(const void* p) {
     return _mm256_set1_epi32(v);
 }
 
+// Sums of neighbours, in 32 bits.
+TUILI_INLINE __m256i widen(__m256i pairs) { return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
+
 TUILI_INLINE Vec16 scaled_floats(__m256i lo, __m256i hi, float scale) {
     const __m256 s = _mm256_set1_ps(scale);
     return {_mm256_mul_ps(_mm256_cvtepi32_ps(lo), s), _mm256_mul_ps(_mm256_cvtepi32_ps(hi), s)};
 }
+
+} // namespace tuili::avx2
+
+#include "kernels/linear_panel.h" // needs Bytes
+
+namespace tuili::avx2 {
 
 // What ActBlock's offsets hold: here the sums that belong to the first and the second 16-bit half of a lane.
 TUILI_INLINE int32_t start_word(int32_t even, int32_t odd) {
     return static_cast<int32_t>(static_cast<uint32_t>(even) & 0xffff) | static_cast<int32_t>(static_cast<uint32_t>(odd) << 16);
 }
 
-// The integer sum of one scale block of kSteps * 4 columns. Weights are bytes 0 .. kRange with kOffset still to be taken off, or
-// signed bytes where kRange is 128. `offset` points to the start_word of -unit * (the block's activations), unit being 16 for 32
-// columns, 32 for 16.
+// The integer sum of one scale block of kSteps * 4 columns. Weights are bytes 0 .. kRange with kOffset still to be taken off.
+// `offset` points to the start_word of -unit * (the block's activations), unit being 16 for 32 columns, 32 for 16.
 //
 // With an offset, the whole block is added up in 16 bits: levels less their offset are at most 16 (32 columns) or 32 (16 columns)
 // in size, so the end fits, and that the way there may wrap does no harm.
 template <int kRange, int kSteps, int kOffset>
-struct Dot {
+struct UnsignedDot : PlainPanel<kSteps> {
     static constexpr int kUnit = kSteps == 8 ? 16 : 32;
-    static constexpr bool kSigned = kRange == 128;
     static constexpr int kFlush = kOffset != 0 || kRange <= 15 ? kSteps : 4;
     static_assert(kOffset == 0 || (kOffset <= kUnit && kRange - kOffset <= kUnit));
-    // Rows of the panel kernel, and the steps of one row that it takes together: what fits the registers.
-    static constexpr int kRows = kSigned ? 4 : 6, kGroup = kSigned ? 2 : 1;
+    static constexpr int kRows = 6; // of the panel kernel: what fits the registers
     __m256i pairs_lo, pairs_hi, lo, hi;
 
-    TUILI_INLINE void start(const int32_t* offset) {
+    TUILI_INLINE void start(const int32_t* offset, const uint8_t*) {
         if constexpr (kOffset == 0) return;
         pairs_lo = broadcast4(offset);
         if constexpr (kOffset < kUnit) pairs_lo = _mm256_srai_epi16(pairs_lo, kUnit / kOffset == 2 ? 1 : 3);
@@ -115,31 +122,79 @@ struct Dot {
 
     // Step number `step` (a constant once unrolled) of kSteps.
     TUILI_INLINE void add(const Bytes& w, const int8_t* a, int step) {
-        const __m256i x = broadcast4(a), ones = _mm256_set1_epi16(1);
-        if constexpr (kSigned) {
-            const __m256i p = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_abs_epi8(w.lo), _mm256_sign_epi8(x, w.lo)), ones);
-            const __m256i q = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_abs_epi8(w.hi), _mm256_sign_epi8(x, w.hi)), ones);
-            lo = step == 0 ? p : _mm256_add_epi32(lo, p);
-            hi = step == 0 ? q : _mm256_add_epi32(hi, q);
-            pin(lo);
-            pin(hi);
-        } else {
-            const __m256i p = _mm256_maddubs_epi16(w.lo, x), q = _mm256_maddubs_epi16(w.hi, x);
-            const bool fresh = kOffset == 0 && step % kFlush == 0;
-            pairs_lo = fresh ? p : _mm256_add_epi16(pairs_lo, p);
-            pairs_hi = fresh ? q : _mm256_add_epi16(pairs_hi, q);
-            pin(pairs_lo);
-            pin(pairs_hi);
-            if ((step + 1) % kFlush == 0) {
-                const __m256i s = _mm256_madd_epi16(pairs_lo, ones), t = _mm256_madd_epi16(pairs_hi, ones);
-                lo = step < kFlush ? s : _mm256_add_epi32(lo, s);
-                hi = step < kFlush ? t : _mm256_add_epi32(hi, t);
-            }
+        const __m256i x = broadcast4(a);
+        const __m256i p = _mm256_maddubs_epi16(w.lo, x), q = _mm256_maddubs_epi16(w.hi, x);
+        const bool fresh = kOffset == 0 && step % kFlush == 0;
+        pairs_lo = fresh ? p : _mm256_add_epi16(pairs_lo, p);
+        pairs_hi = fresh ? q : _mm256_add_epi16(pairs_hi, q);
+        pin(pairs_lo);
+        pin(pairs_hi);
+        if ((step + 1) % kFlush == 0) {
+            const __m256i s = widen(pairs_lo), t = widen(pairs_hi);
+            lo = step < kFlush ? s : _mm256_add_epi32(lo, s);
+            hi = step < kFlush ? t : _mm256_add_epi32(hi, t);
         }
     }
 
     // float(sum) * scale
     TUILI_INLINE Vec16 result(float scale) const { return scaled_floats(lo, hi, scale); }
 };
+
+// The same for signed bytes, whose products widen step by step.
+struct SignedDot {
+    static constexpr int kSteps = 8, kRows = 5;
+    __m256i lo, hi;
+
+    // A panel keeps sizes and signs: with x's bits flipped where w is negative, |w| * ~x = w * x - |w|. That is one operation any
+    // pipe can do instead of a sign, and what it lacks, the sum of |w| over negative w, is the same for every row: the start.
+    static constexpr int64_t kExpandedBytes = 64 + kSteps * 128;
+    struct Step {
+        Bytes sizes, signs;
+    };
+    static TUILI_INLINE void expand(const Bytes (&w)[kSteps], uint8_t* to) {
+        const __m256i zero = _mm256_setzero_si256();
+        Bytes negative{zero, zero}; // in 16 bits
+        TUILI_UNROLL for (int s = 0; s < kSteps; s++) {
+            const Bytes sizes{_mm256_abs_epi8(w[s].lo), _mm256_abs_epi8(w[s].hi)};
+            const Bytes signs{_mm256_cmpgt_epi8(zero, w[s].lo), _mm256_cmpgt_epi8(zero, w[s].hi)};
+            store_bytes(to + 64 + s * 128, sizes);
+            store_bytes(to + 128 + s * 128, signs);
+            // signs are -1 or 0
+            negative.lo = _mm256_sub_epi16(negative.lo, _mm256_maddubs_epi16(sizes.lo, signs.lo));
+            negative.hi = _mm256_sub_epi16(negative.hi, _mm256_maddubs_epi16(sizes.hi, signs.hi));
+        }
+        store_bytes(to, {widen(negative.lo), widen(negative.hi)});
+    }
+    static TUILI_INLINE Step step(const uint8_t* expanded, int s) {
+        return {load_bytes(expanded + 64 + s * 128), load_bytes(expanded + 128 + s * 128)};
+    }
+
+    TUILI_INLINE void start(const int32_t*, const uint8_t* expanded) {
+        const Bytes first = expanded ? load_bytes(expanded) : Bytes{_mm256_setzero_si256(), _mm256_setzero_si256()};
+        lo = first.lo;
+        hi = first.hi;
+    }
+    TUILI_INLINE void add(const Step& w, const int8_t* a, int) {
+        const __m256i x = broadcast4(a);
+        add_products(_mm256_maddubs_epi16(w.sizes.lo, _mm256_xor_si256(x, w.signs.lo)),
+                     _mm256_maddubs_epi16(w.sizes.hi, _mm256_xor_si256(x, w.signs.hi)));
+    }
+    TUILI_INLINE void add(const Bytes& w, const int8_t* a, int) {
+        const __m256i x = broadcast4(a);
+        add_products(_mm256_maddubs_epi16(_mm256_abs_epi8(w.lo), _mm256_sign_epi8(x, w.lo)),
+                     _mm256_maddubs_epi16(_mm256_abs_epi8(w.hi), _mm256_sign_epi8(x, w.hi)));
+    }
+    TUILI_INLINE void add_products(__m256i p, __m256i q) {
+        lo = _mm256_add_epi32(lo, widen(p));
+        hi = _mm256_add_epi32(hi, widen(q));
+        pin(lo);
+        pin(hi);
+    }
+
+    TUILI_INLINE Vec16 result(float scale) const { return scaled_floats(lo, hi, scale); }
+};
+
+template <int kRange, int kSteps, int kOffset>
+using Dot = std::conditional_t<kRange == 128, SignedDot, UnsignedDot<kRange, kSteps, kOffset>>;
 
 } // namespace tuili::avx2

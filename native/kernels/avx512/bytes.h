@@ -60,6 +60,12 @@ TUILI_INLINE __m512i broadcast4(const void* p) {
     return _mm512_set1_epi32(v);
 }
 
+} // namespace tuili::avx512
+
+#include "kernels/linear_panel.h" // needs Bytes
+
+namespace tuili::avx512 {
+
 // What ActBlock's offsets hold: here the sum.
 TUILI_INLINE int32_t start_word(int32_t even, int32_t odd) { return even + odd; }
 
@@ -67,14 +73,13 @@ TUILI_INLINE int32_t start_word(int32_t even, int32_t odd) { return even + odd; 
 // signed bytes where kRange is 128 (made unsigned here). `offset` points to -unit * (sum of the block's activations), unit being
 // 16 for 32 columns, 32 for 16.
 template <int kRange, int kSteps, int kOffset>
-struct Dot {
+struct Dot : PlainPanel<kSteps> {
     static constexpr int kUnit = kSteps == 8 ? 16 : 32;
     static constexpr int kShift = kRange == 128 ? 128 : kOffset;
-    // Rows of the panel kernel, and the steps of one row that it takes together: what fits the registers.
-    static constexpr int kRows = 12, kGroup = 1;
+    static constexpr int kRows = 12; // of the panel kernel: what fits the registers
     __m512i sum;
 
-    TUILI_INLINE void start(const int32_t* offset) {
+    TUILI_INLINE void start(const int32_t* offset, const uint8_t*) {
         if constexpr (kShift == 0) {
             sum = _mm512_setzero_si512();
         } else {

@@ -63,6 +63,12 @@ TUILI_INLINE Vec16 floats_of_bf16(const uint16_t* p) {
     return map([&](int i) { return std::bit_cast<float>(static_cast<uint32_t>(p[i]) << 16); });
 }
 
+} // namespace tuili::generic
+
+#include "kernels/linear_panel.h" // needs Bytes
+
+namespace tuili::generic {
+
 // What ActBlock's offsets hold: here the sum.
 TUILI_INLINE int32_t start_word(int32_t even, int32_t odd) { return even + odd; }
 
@@ -70,13 +76,12 @@ TUILI_INLINE int32_t start_word(int32_t even, int32_t odd) { return even + odd; 
 // signed bytes where kRange is 128. `offset` points to -unit * (sum of the block's activations), unit being 16 for 32 columns, 32
 // for 16.
 template <int kRange, int kSteps, int kOffset>
-struct Dot {
+struct Dot : PlainPanel<kSteps> {
     static constexpr int kUnit = kSteps == 8 ? 16 : 32;
-    // Rows of the panel kernel, and the steps of one row that it takes together: what fits the registers.
-    static constexpr int kRows = 2, kGroup = 1;
+    static constexpr int kRows = 2; // of the panel kernel
     int32_t sum[16];
 
-    TUILI_INLINE void start(const int32_t* offset) {
+    TUILI_INLINE void start(const int32_t* offset, const uint8_t*) {
         const int32_t first = kOffset == 0 ? 0 : *offset / kUnit * kOffset;
         TUILI_KEEP_LOOP for (int r = 0; r < 16; r++) sum[r] = first;
     }
