@@ -4,8 +4,11 @@
 
 namespace tuili {
 
+class Executor;
+
 void bind_linear(nanobind::module_& m);
 void bind_executor(nanobind::module_& m);
+void bind_weights(nanobind::class_<Executor>& c);
 void bind_kernels(nanobind::module_& m);
 void bind_probe(nanobind::module_& m);
 

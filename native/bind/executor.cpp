@@ -26,21 +26,6 @@ void add_row_op(Executor& e, bool per_output, RowOp row_op) {
     std::get<RowGroup>(phases(e, per_output).back()).ops.push_back(std::move(row_op));
 }
 
-WeightId pack(Executor& e, int format, const std::vector<nb::ndarray<const uint8_t, nb::ndim<2>, nb::device::cpu>>& matrices,
-              int64_t cols) {
-    Weight weight;
-    for (const auto& m : matrices) {
-        if (m.stride(1) != 1) throw std::invalid_argument("the bytes of a row have to lie side by side");
-        const auto rows = static_cast<int64_t>(m.shape(0));
-        const auto* data = m.data();
-        const auto stride = static_cast<size_t>(m.stride(0));
-        nb::gil_scoped_release unlocked;
-        weight.matrices.push_back(e.pack(static_cast<Format>(format), data, stride, rows, cols));
-    }
-    e.plan().weights.push_back(std::move(weight));
-    return static_cast<WeightId>(e.plan().weights.size() - 1);
-}
-
 Step step_of(Fields& fields, nb::handle object, const Plan& plan) {
     const auto length = [&](const char* name) { return static_cast<int64_t>(nb::len(nb::object(object.attr(name)))); };
     Step step{};
@@ -162,11 +147,6 @@ std::vector<std::vector<PlainTiming>> profile_of(const Executor& e) {
 
 void bind_values(nb::class_<Executor>& c) {
     using namespace nb::literals;
-    c.def("packed_bytes", [](const Executor& e, int format, int64_t rows, int64_t cols) {
-        return e.packed_bytes(static_cast<Format>(format), rows, cols);
-    });
-    c.def("reserve_weights", &Executor::reserve_weights);
-    c.def("pack", &pack, "format"_a, "matrices"_a, "cols"_a);
     c.def(
         "add_value",
         [](Executor& e, bool per_output, int64_t multiple, int64_t width, int64_t offset) {
@@ -323,6 +303,7 @@ void bind_executor(nb::module_& m) {
     c.def(
         "__init__", [](Executor* e, int isa, int num_threads) { new (e) Executor(static_cast<Isa>(isa), num_threads); }, "isa"_a,
         "num_threads"_a);
+    bind_weights(c);
     bind_values(c);
     bind_row_ops(c);
     bind_phases(c);

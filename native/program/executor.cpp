@@ -2,15 +2,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <stdexcept>
 
 namespace tuili {
 
 namespace {
-
-constexpr size_t kAlignment = 64;
-
-size_t aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 void run_phases(const std::vector<Phase>& phases, const Frame& frame, int64_t rows, std::vector<Timing>* timings) {
     for (size_t i = 0; i < phases.size(); i++)
@@ -38,27 +33,7 @@ RowMaximum shared_maximum(const OpKernels& kernels, ThreadPool& pool, const floa
 
 } // namespace
 
-Executor::Executor(Isa isa, int num_threads) : kernels_(kernels_of(isa)), pool_(num_threads) {}
-
-size_t Executor::packed_bytes(Format format, int64_t rows, int64_t cols) const {
-    const int64_t tiles = (rows + kTileRows - 1) / kTileRows;
-    return aligned(kernels_.linear.tile_bytes(format, cols) * static_cast<size_t>(tiles));
-}
-
-PackedMatrix Executor::pack(Format format, const uint8_t* data, size_t stride, int64_t rows, int64_t cols) {
-    const size_t bytes = packed_bytes(format, rows, cols);
-    if (weight_bytes_ + bytes > weight_memory_.size())
-        throw std::length_error("weights are larger than what was reserved for them");
-    uint8_t* packed = weight_memory_.data() + weight_bytes_;
-    weight_bytes_ += bytes;
-    const PackedMatrix matrix{format, rows, cols, kernels_.linear.tile_bytes(format, cols), packed};
-    const int64_t tiles = matrix.num_tiles(),
-                  chunk = std::max<int64_t>(1, std::min<int64_t>(64, tiles / (pool_.num_threads() * 4)));
-    pool_.run((tiles + chunk - 1) / chunk, [&](int64_t i, int) {
-        kernels_.linear.pack(format, data, stride, nullptr, rows, cols, i * chunk, std::min(tiles, (i + 1) * chunk), packed);
-    });
-    return matrix;
-}
+Executor::Executor(Isa isa, int num_threads) : kernels_(kernels_of(isa)), pool_(num_threads), weights_(kernels_.linear, pool_) {}
 
 void Executor::finish(const Limits& limits) {
     limits_ = limits;

@@ -1,6 +1,7 @@
 // Runs a plan: one call a step.
 #pragma once
 #include "program/frame.h"
+#include "program/packed_weights.h"
 #include "program/profile.h"
 #include "sample/sampler.h"
 #include <memory>
@@ -15,10 +16,7 @@ class Executor {
     Plan& plan() { return plan_; }
     const Kernels& kernels() const { return kernels_; }
     ThreadPool& pool() { return pool_; }
-    void reserve_weights(size_t bytes) { weight_memory_ = Buffer(bytes); }
-    size_t packed_bytes(Format format, int64_t rows, int64_t cols) const;
-    // Packs rows of `row_bytes` bytes (`stride` apart) behind what was packed before.
-    PackedMatrix pack(Format format, const uint8_t* data, size_t stride, int64_t rows, int64_t cols);
+    PackedWeights& weights() { return weights_; }
     void finish(const Limits& limits);
 
     // The output rows of one step, [num_outputs, output width].
@@ -45,8 +43,7 @@ class Executor {
     Kernels kernels_;
     ThreadPool pool_;
     Plan plan_;
-    Buffer weight_memory_;
-    size_t weight_bytes_ = 0;
+    PackedWeights weights_;
     Workspace work_;
     Limits limits_{};
     std::unique_ptr<Profile> profile_;

@@ -11,6 +11,7 @@ TuiliError
 │   └── NotSupported          named, recognised, and not supported (yet): an architecture, tensor type, op, option
 ├── DownloadError             a source failed, a digest differs, the disk is full
 ├── LicenceRequired           the model's terms have to be accepted first
+├── CacheError                packed weights cannot be kept: no room, or a folder that cannot be written
 ├── ConfigError               a setting has a bad value, or settings contradict each other
 └── BackendError              the backend cannot run this program on this machine
 
@@ -73,6 +74,10 @@ class DownloadError(TuiliError):
 
 class LicenceRequired(TuiliError):
     """The model's terms have to be accepted before it is fetched."""
+
+
+class CacheError(TuiliError):
+    """Packed weights cannot be kept: there is no room, or the folder cannot be written."""
 
 
 class ConfigError(TuiliError):

@@ -6,12 +6,14 @@ The engine fills ``StepInput`` and ``SamplingBatch`` and never looks at a tensor
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from tuili.observe.profile import Profile
+from tuili.observe.progress import LoadProgress, say_nothing
 from tuili.program.program import Program
 from tuili.weights.source import Weight
 
@@ -29,6 +31,32 @@ class Limits:
     max_num_seqs: int
     max_num_batched_tokens: int
     num_blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PackStore:
+    """Where a backend finds the form of the weights that it made at an earlier start. ``folder``: all packs, of all models;
+    ``write``: keep what had to be made now; ``max_bytes``: of all packs together.
+
+    ``content`` names the bytes that the weights come from, ``recipe`` how they are made of them: the same texts, the same
+    weights."""
+
+    folder: Path
+    content: str
+    recipe: str
+    write: bool
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """How to load, beside what: where packs are (None: nowhere), and whom to tell how far it got."""
+
+    packs: PackStore | None = None
+    progress: LoadProgress = say_nothing
+
+
+PLAIN_LOADING = Loading()
 
 
 @dataclass(slots=True)
@@ -139,6 +167,8 @@ class Backend(Protocol):
         """Bytes one block takes in each state group, over all its layers."""
         ...
 
-    def load(self, program: Program, weights: Mapping[str, Weight], limits: Limits) -> Executable:
+    def load(
+        self, program: Program, weights: Mapping[str, Weight], limits: Limits, loading: Loading = PLAIN_LOADING
+    ) -> Executable:
         """Bind and pack; raises BackendError naming everything that is missing."""
         ...

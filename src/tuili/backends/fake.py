@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tuili.backends.base import F32, I32, Limits, SamplingBatch, StepInput, StepResult
+from tuili.backends.base import F32, I32, PLAIN_LOADING, Limits, Loading, SamplingBatch, StepInput, StepResult
 from tuili.backends.reference.sampler import sample
 from tuili.errors import BackendError
 from tuili.observe.profile import Profile
@@ -55,7 +55,9 @@ class FakeBackend:
     def kv_bytes_per_block(self, program: Program) -> tuple[int, ...]:
         return tuple(len(g.states) * 2 * BLOCK_SIZE * g.num_kv_heads * g.head_dim * 2 for g in program.state_groups())
 
-    def load(self, program: Program, weights: Mapping[str, Weight], limits: Limits) -> "FakeExecutable":
+    def load(
+        self, program: Program, weights: Mapping[str, Weight], limits: Limits, loading: Loading = PLAIN_LOADING
+    ) -> "FakeExecutable":
         return FakeExecutable(self, program, limits)
 
 

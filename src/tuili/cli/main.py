@@ -19,6 +19,7 @@ COMMANDS = (
     ("run", "Ask a model, or chat with it."),
     ("serve", "Serve a model over an OpenAI-compatible API."),
     ("pull", "Fetch a model by name."),
+    ("compile", "Pack a model's weights ahead of time, so that it starts faster."),
     ("list", "List the models that are here."),
     ("show", "Say what is known of a model."),
     ("rm", "Remove models."),

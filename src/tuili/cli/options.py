@@ -43,11 +43,19 @@ def _all_of(*options: Callable[[Any], Any]) -> Callable[[Function], Function]:
     return decorate
 
 
+isa_option = click.option("--isa", metavar="NAME", help="Highest instruction set to use: generic, avx2 or avx512.")
+threads_option = click.option(
+    "--threads", "-t", type=int, metavar="N", help="Worker threads. Default: the processors that are ours."
+)
+pack_cache_size_option = click.option(
+    "--pack-cache-size", metavar="SIZE", help="Of all packed weights together: those used longest ago go. Default: 32GiB."
+)
+
 #: Flags of ``read_engine_options``. Each but --profile also has a ``TUILI_…`` variable and a line in config.toml.
 engine_options = _all_of(
     click.option("--backend", metavar="NAME", help="auto, cpu (native) or reference (slow, exact). Default: auto."),
-    click.option("--isa", metavar="NAME", help="Highest instruction set to use: generic, avx2 or avx512."),
-    click.option("--threads", "-t", type=int, metavar="N", help="Worker threads. Default: the processors that are ours."),
+    isa_option,
+    threads_option,
     click.option("--max-model-len", type=int, metavar="N", help="Context in tokens, prompt and answer together."),
     click.option("--max-num-batched-tokens", type=int, metavar="N", help="Tokens computed in one step. Default: 512."),
     click.option("--kv-cache-memory-bytes", metavar="SIZE", help="Memory for the KV cache, such as 512MiB; never exceeded."),
@@ -56,6 +64,8 @@ engine_options = _all_of(
         metavar="JSON",
         help='Guess tokens ahead, such as {"method": "ngram"}: the same text, sooner where it repeats. Default: off.',
     ),
+    click.option("--pack-cache", is_flag=True, help="Keep the packed weights: later starts are faster, as after tuili compile."),
+    pack_cache_size_option,
     click.option("--profile", is_flag=True, help="At the end, say where the time of the steps went, by op."),
 )
 
@@ -92,6 +102,8 @@ def read_engine_options(settings: Settings, flags: dict[str, Any], *, one_at_a_t
         profile=flags["profile"],
         speculative_config=_speculative_config(settings.text("speculative_config", flags["speculative_config"])),
         enable_prefix_caching=settings.boolean("enable_prefix_caching", flags.get("enable_prefix_caching")) is not False,
+        pack_cache=settings.boolean("pack_cache", flags["pack_cache"] or None) is True,
+        pack_cache_size=settings.size("pack_cache_size", flags["pack_cache_size"]),
     )
 
 

@@ -9,6 +9,7 @@ import click
 from tuili.cli.console import note
 from tuili.cli.models import fetch_if_absent, find
 from tuili.cli.options import accept_licence_option, engine_options, model_argument, quiet_option, read_engine_options
+from tuili.cli.progress import loading_progress
 from tuili.config.sources import home_dir, read_settings
 from tuili.errors import InvalidRequest
 from tuili.library.resolve import ResolvedModel
@@ -63,9 +64,11 @@ def command(
     from tuili.cli.session import Session
     from tuili.engine.build import build_engine
 
-    loaded = build_engine(found.path, options)
+    with loading_progress(quiet) as progress:
+        loaded = build_engine(found.path, options, progress=progress)
     if verbose:
         note(f"loaded     {found.served_name} in {time.monotonic() - started:.2f} s")
+        note(f"weights    {loaded.report.get('weights', 'as they are in the file')}")
     if loaded.chat_template is None and not raw:
         if system:
             loaded.close()

@@ -73,8 +73,9 @@ def command(ctx: click.Context, model: str, accept_licence: bool, **flags: Any) 
 def _load(found: ResolvedModel | NotHereYet, options: EngineOptions) -> "LoadedEngine":
     """In a thread, once the port is ours: a taken port is said before a long fetch, not after it."""
     from tuili.engine.build import build_engine
+    from tuili.server.report import LoadingLines
 
-    return build_engine(fetch_if_absent(found, quiet=False).path, options)
+    return build_engine(fetch_if_absent(found, quiet=False).path, options, progress=LoadingLines())
 
 
 def _server_options(settings: Settings, flags: dict[str, Any]) -> ServerOptions:

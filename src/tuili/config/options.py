@@ -10,6 +10,10 @@ BackendName = Literal["auto", "cpu", "reference", "fake"]
 IsaName = Literal["generic", "avx2", "avx512"]
 
 
+#: Bytes of all packed weights that are kept for later starts.
+DEFAULT_PACK_CACHE_SIZE = 32 * 2**30
+
+
 @dataclass(frozen=True, slots=True)
 class SpeculativeConfig:
     """Names as in vLLM's ``speculative_config``. ``num_speculative_tokens``: most guesses a step for one sequence.
@@ -59,6 +63,8 @@ class EngineOptions:
     instruction set to use. ``max_waiting_requests``: above it, requests are refused with 429. ``profile``: keep the time of
     each op. ``enable_prefix_caching``: tokens that an earlier request began with are not computed again.
     ``speculative_config``: guess tokens ahead; faster where text repeats, and the same text always.
+    ``pack_cache``: keep the packed weights for later starts (packs that are there are used in any case);
+    ``pack_cache_size``: bytes of all of them together.
     """
 
     backend: BackendName = "auto"
@@ -72,6 +78,8 @@ class EngineOptions:
     profile: bool = False
     enable_prefix_caching: bool = True
     speculative_config: SpeculativeConfig | None = None
+    pack_cache: bool = False
+    pack_cache_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

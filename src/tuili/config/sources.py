@@ -31,6 +31,8 @@ FILE_SETTINGS = frozenset(
         "max_num_batched_tokens",
         "max_num_seqs",
         "max_waiting_requests",
+        "pack_cache",
+        "pack_cache_size",
         "port",
         "served_model_name",
         "share_prefix",
@@ -61,6 +63,11 @@ def home_dir() -> Path:
 def cache_dir() -> Path:
     """What may be deleted at any time: ``cache`` in the home folder."""
     return home_dir() / "cache"
+
+
+def pack_dir() -> Path:
+    """Packed weights of earlier starts."""
+    return cache_dir() / "pack"
 
 
 def hf_endpoint(settings: "Settings") -> str:

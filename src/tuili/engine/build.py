@@ -5,14 +5,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from tuili.backends.base import Backend, Executable, Limits
+from tuili.backends.base import Backend, Executable, Limits, Loading, PackStore
 from tuili.backends.select import select_backend
 from tuili.cache.manager import GroupSpec, KVManager
 from tuili.cache.plan import GroupShape, plan_kv, sequence_bytes, tokens_held
 from tuili.config.machine import MachineFacts, read_machine
-from tuili.config.options import EngineOptions
+from tuili.config.options import DEFAULT_PACK_CACHE_SIZE, EngineOptions
 from tuili.config.resolve import ModelFacts, ResolvedOptions, choose_threads, resolve
-from tuili.config.sources import cache_dir
+from tuili.config.sources import cache_dir, pack_dir
 from tuili.engine.admission import RequestChecker
 from tuili.engine.batch import BatchBuilder
 from tuili.engine.client import EngineClient
@@ -20,15 +20,16 @@ from tuili.engine.engine import Engine
 from tuili.engine.output import OutputProcessor
 from tuili.engine.runner import Runner
 from tuili.engine.scheduler import Scheduler, SchedulerLimits
-from tuili.errors import TemplateRefused
+from tuili.errors import ConfigError, TemplateRefused
 from tuili.models.load import ModelDescription, bind, read_model
 from tuili.observe.metrics import EngineMetrics
 from tuili.observe.profile import Profile
+from tuili.observe.progress import LoadProgress, say_nothing
 from tuili.program.program import BLOCK_SIZE, Program
 from tuili.text.chat import ChatTemplate, chat_template_of
 from tuili.text.tokenizer.base import Tokenizer
 from tuili.text.tokenizer.load import load_tokenizer
-from tuili.weights.gguf import open_gguf
+from tuili.weights.gguf import GgufSource, open_gguf
 
 #: From this many tokens on a tokenizer takes hundreds of megabytes while it is built: then it comes before the weights, not
 #: beside them, so that the two peaks do not add up.
@@ -69,14 +70,18 @@ class LoadedEngine:
         self.client.shutdown()
 
 
-def build_engine(path: Path, options: EngineOptions, *, machine: MachineFacts | None = None) -> LoadedEngine:
-    """Load the model file at ``path``.
+def build_engine(
+    path: Path, options: EngineOptions, *, machine: MachineFacts | None = None, progress: LoadProgress = say_nothing
+) -> LoadedEngine:
+    """Load the model file at ``path``; ``progress`` is told how far it got, where that takes long.
 
     Raises ModelFileError and NotSupported for the file, ConfigError for the options, BackendError for what the backend lacks.
     """
     machine = machine or read_machine()
     threads, _ = choose_threads(options, machine)
     backend, choice = select_backend(options.backend, isa=options.isa, threads=threads, profile=options.profile)
+    if options.pack_cache and backend.name != "cpu":
+        raise ConfigError(f"backend {backend.name} packs no weights, so there are none to keep; leave pack_cache out")
     source = open_gguf(path)
     try:
         description = read_model(source, max_model_len=options.max_model_len)
@@ -89,7 +94,8 @@ def build_engine(path: Path, options: EngineOptions, *, machine: MachineFacts | 
             if description.spec.vocab_size >= LARGE_VOCABULARY:
                 loading.result()
                 _trim_heap()
-            executable = bind(description, source, backend, limits)
+            packs = pack_store(description, source, options) if backend.name == "cpu" else None
+            executable = bind(description, source, backend, limits, Loading(packs, progress))
             tokenizer = loading.result()
     except BaseException:
         source.close()
@@ -102,6 +108,35 @@ def build_engine(path: Path, options: EngineOptions, *, machine: MachineFacts | 
         tokenizer,
         description=description,
         report={"choice": choice, **executable.description},
+    )
+
+
+def compile_model(path: Path, options: EngineOptions, progress: LoadProgress = say_nothing) -> tuple[Path, bool]:
+    """Pack the weights of a model file and keep them for later starts: the pack, and whether it had to be made.
+
+    Raises CacheError when it cannot be kept, and what ``build_engine`` raises.
+    """
+    from tuili.backends.cpu.executor import CpuBackend
+
+    threads, _ = choose_threads(options, read_machine())
+    backend = CpuBackend(options.isa, threads)
+    source = open_gguf(path)
+    try:
+        description = read_model(source)
+        loading = Loading(pack_store(description, source, options), progress)
+        return backend.compile(description.program, description.weights(source), loading)
+    finally:
+        source.close()
+
+
+def pack_store(description: ModelDescription, source: GgufSource, options: EngineOptions) -> PackStore:
+    """Where the packed weights of a model file are kept."""
+    return PackStore(
+        folder=pack_dir(),
+        content=source.content(),
+        recipe=description.recipe,
+        write=options.pack_cache,
+        max_bytes=options.pack_cache_size or DEFAULT_PACK_CACHE_SIZE,
     )
 
 

@@ -8,11 +8,12 @@
 KV cache needs; ``backend.kv_bytes_per_block(program)`` how much), ``model.formats`` the format of every weight.
 """
 
+import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from tuili.backends.base import Backend, Executable, Limits
+from tuili.backends.base import PLAIN_LOADING, Backend, Executable, Limits, Loading
 from tuili.errors import BackendError, ModelFileError
 from tuili.models.gguf_config import architecture_of, gguf_config
 from tuili.models.names import Names
@@ -48,6 +49,15 @@ class ModelDescription:
             name: math.prod(decl.shape[:-1]) * format_of(self.formats[name]).row_bytes(decl.shape[-1])
             for name, decl in self.program.weights.items()
         }
+
+    def weights(self, source: WeightSource) -> "SourceWeights":
+        """The program's weights, to be read from the file that this describes."""
+        return SourceWeights(source, self.stored)
+
+    @property
+    def recipe(self) -> str:
+        """Names how the file's tensors become the program's weights."""
+        return hashlib.sha256(repr(sorted(self.stored.items())).encode()).hexdigest()[:32]
 
     @property
     def weight_bytes(self) -> int:
@@ -114,12 +124,14 @@ class SourceWeights(Mapping[str, Weight]):
         return len(self._stored)
 
 
-def bind(model: ModelDescription, source: WeightSource, backend: Backend, limits: Limits) -> Executable:
+def bind(
+    model: ModelDescription, source: WeightSource, backend: Backend, limits: Limits, loading: Loading = PLAIN_LOADING
+) -> Executable:
     """Give the program its weights on a backend. Raises BackendError naming all that the backend lacks."""
     missing = backend.missing(model.program, model.formats)
     if missing:
         raise BackendError(f"backend {backend.name} cannot run this {model.architecture} model: {'; '.join(missing)}")
-    executable = backend.load(model.program, SourceWeights(source, model.stored), limits)
+    executable = backend.load(model.program, model.weights(source), limits, loading)
     source.release()
     return executable
 

@@ -2,6 +2,7 @@
 
 import logging
 import platform
+import time
 
 from tuili import __version__
 from tuili.engine.build import LoadedEngine
@@ -10,6 +11,7 @@ from tuili.server.service import Service
 log = logging.getLogger("tuili.server")
 
 _MIB = 2**20
+_LINE_SECONDS = 2.0
 
 
 def log_start(service: Service, url: str) -> None:
@@ -18,6 +20,18 @@ def log_start(service: Service, url: str) -> None:
     access = f"{keys} API key{'s' if keys > 1 else ''}" if keys else "no API key: this machine only"
     log.info("tuili %s, Python %s, %s %s", __version__, platform.python_version(), platform.system(), platform.machine())
     log.info("listening on %s (%s); loading %s", url, access, service.model_name)
+
+
+class LoadingLines:
+    """Says in the log, every few seconds, how far a load got."""
+
+    def __init__(self) -> None:
+        self._next = time.monotonic() + _LINE_SECONDS
+
+    def __call__(self, stage: str, done: int, total: int, /) -> None:
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + _LINE_SECONDS
+            log.info("%s weights: %d of %d MiB", stage, done // _MIB, total // _MIB)
 
 
 def log_loaded(service: Service, loaded: LoadedEngine, seconds: float, url: str) -> None:

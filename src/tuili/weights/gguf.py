@@ -15,6 +15,7 @@ import numpy as np
 from tuili.errors import ModelFileError, ModelNotFound
 from tuili.quant.format import Bytes
 from tuili.quant.registry import FORMATS, GGML_TYPE_NAMES, format_of_type
+from tuili.weights.content import content_of
 from tuili.weights.gguf_reader import MAX_KEY_BYTES, U32, Metadata, Reader
 from tuili.weights.source import MetadataValue, Weight
 
@@ -109,6 +110,9 @@ class GgufSource:
         if file is None:
             raise ModelFileError(f"{self._files[0].path}: there is no tensor {name} among the {len(self._home)} of the model")
         return file.tensors[name]
+
+    def content(self) -> str:
+        return content_of(self.paths)
 
     def release(self) -> None:
         """Lets the operating system drop the pages read so far; reading them again fetches them from disk."""

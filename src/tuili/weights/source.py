@@ -43,6 +43,10 @@ class WeightSource(Protocol):
         """The tensor of that name; raises ModelFileError when there is none, NotSupported when its format has no decoder."""
         ...
 
+    def content(self) -> str:
+        """Names the bytes of the file or files (``weights/content.py``)."""
+        ...
+
     def release(self) -> None:
         """Tell the operating system that the mapped pages are not needed for now."""
         ...

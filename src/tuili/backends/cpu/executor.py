@@ -1,16 +1,17 @@
 """The native CPU backend: packs weights once, then runs a step in one native call without the GIL."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tuili.backends.base import F32, I32, Limits, SamplingBatch, StepInput, StepResult
+from tuili.backends.base import F32, I32, PLAIN_LOADING, Limits, Loading, SamplingBatch, StepInput, StepResult
 from tuili.backends.cpu.emit import ACTIVATIONS, SCORINGS, Bound, emit
 from tuili.backends.cpu.lower import PHASE_OPS, ROW_OPS, Lowered, lower
 from tuili.backends.cpu.native import ISA_NAMES, extension, isa_level, usable_cpus
-from tuili.backends.cpu.packing import matrix_names, pack_weights
+from tuili.backends.cpu.packing import PackedWeights, compile_pack, load_weights, matrix_names
 from tuili.backends.cpu.profile import phase_labels, read_profile
 from tuili.config.options import IsaName
 from tuili.errors import BackendError, ConfigError, NotSupported
@@ -65,14 +66,13 @@ class CpuBackend:
     def kv_bytes_per_block(self, program: Program) -> tuple[int, ...]:
         return _kv_bytes_per_block(program)
 
-    def load(self, program: Program, weights: Mapping[str, Weight], limits: Limits) -> "CpuExecutable":
-        formats = {name: weights[name].format for name in program.weights}
-        problems = self.missing(program, formats)
-        if problems:
-            raise BackendError(f"the native CPU backend cannot run {program.name}: {'; '.join(problems)}")
+    def load(
+        self, program: Program, weights: Mapping[str, Weight], limits: Limits, loading: Loading = PLAIN_LOADING
+    ) -> "CpuExecutable":
+        formats = self._checked_formats(program, weights)
         executor = self._new_executor()
         lowered = lower(program, lambda name: extension().reads_acts(self._isa, format_of(formats[name]).ggml_type))
-        packed = pack_weights(executor, program, weights, formats)
+        packed = load_weights(executor, self.isa, program, weights, loading)
         values, states = _add_values(executor, lowered), _add_states(executor, program, limits)
         bound = Bound(executor, packed.matrices, packed.vectors, values, states, {})
         outputs = min(MAX_OUTPUTS_AT_ONCE, limits.max_num_batched_tokens)
@@ -86,7 +86,20 @@ class CpuBackend:
         if self._profile:
             executor.start_profile()
         labels = phase_labels(program, lowered.phases, formats) if self._profile else None
-        return CpuExecutable(executor, program, self._describe(executor, program, limits, packed.num_bytes), labels)
+        return CpuExecutable(executor, program, self._describe(executor, program, limits, packed), labels)
+
+    def compile(self, program: Program, weights: Mapping[str, Weight], loading: Loading) -> tuple[Path, bool]:
+        """Pack, and keep that for later starts in ``loading.packs``: the file, and whether it is new. Raises CacheError when it
+        cannot be kept, BackendError as ``load`` does."""
+        self._checked_formats(program, weights)
+        return compile_pack(self._new_executor(), self.isa, program, weights, loading)
+
+    def _checked_formats(self, program: Program, weights: Mapping[str, Weight]) -> dict[str, str]:
+        formats = {name: weights[name].format for name in program.weights}
+        problems = self.missing(program, formats)
+        if problems:
+            raise BackendError(f"the native CPU backend cannot run {program.name}: {'; '.join(problems)}")
+        return formats
 
     def _new_executor(self) -> "Executor":
         try:
@@ -94,7 +107,7 @@ class CpuBackend:
         except RuntimeError as error:
             raise BackendError(f"the system does not let {self.threads} threads start ({error}); set fewer threads") from error
 
-    def _describe(self, executor: "Executor", program: Program, limits: Limits, weight_bytes: int) -> dict[str, str]:
+    def _describe(self, executor: "Executor", program: Program, limits: Limits, packed: PackedWeights) -> dict[str, str]:
         per_block = _kv_bytes_per_block(program)
         kv_bytes = sum(count * size for count, size in zip(limits.num_blocks, per_block, strict=True))
         return {
@@ -102,7 +115,8 @@ class CpuBackend:
             "isa": self.isa,
             "kernels": "integer matrix products on packed weights, f16 KV",
             "threads": str(self.threads),
-            "weights": f"{weight_bytes / _MEBIBYTE:.0f} MiB packed",
+            "weights": f"{packed.num_bytes / _MEBIBYTE:.0f} MiB, {packed.origin}",
+            "huge pages": f"{executor.huge_weight_bytes() / _MEBIBYTE:.0f} MiB of the weights",
             "kv cache": f"at most {kv_bytes / _MEBIBYTE:.0f} MiB",
             "step buffers": f"at most {executor.arena_bytes() / _MEBIBYTE:.0f} MiB",
         }

@@ -1,10 +1,15 @@
 """The one door to the compiled extension: is it there, does it belong to this package, what can this CPU do."""
 
+import hashlib
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from tuili import __version__
 from tuili.config.options import IsaName
 from tuili.errors import BackendError
+from tuili.quant.registry import format_of
 
 if TYPE_CHECKING:
     from tuili._native import Executor as Executor
@@ -50,3 +55,17 @@ def isa_level(name: IsaName | None) -> int:
         possible = ", ".join(ISA_NAMES[: best + 1])
         raise BackendError(f"isa {name} was asked for, but this CPU can run {possible}; leave it out to take the best")
     return level
+
+
+def layout_digest(isa: IsaName, formats: Iterable[str]) -> str:
+    """Names how a level packs these formats: a digest of what becomes of the same rows. It cannot be forgotten when a layout
+    changes, as a version number can. 17 rows of three blocks: whole tiles and blocks, and left-over ones."""
+    packed = [_packed_sample(ISA_NAMES.index(isa), name) for name in formats]
+    return f"{extension().xxh64(b''.join(packed)):016x}"
+
+
+def _packed_sample(level: int, name: str) -> bytes:
+    fmt = format_of(name)
+    cols = 3 * max(fmt.block_size, 32)
+    rows = np.frombuffer(hashlib.shake_128(name.encode()).digest(17 * fmt.row_bytes(cols)), np.uint8)
+    return extension().pack_rows(level, fmt.ggml_type, rows.reshape(17, -1), cols)

@@ -1,19 +1,29 @@
 """Weights into native memory: matrices packed into one arena, vectors as float32.
 
-Packing reads the model file once and doubles nothing: pages of the file are given back as soon as their matrix is packed.
+Packing reads the model file once and doubles nothing: pages of the file are given back as soon as their matrix is packed. What an
+earlier start packed is mapped instead, where it was kept (``pack_cache``).
 """
 
+import hashlib
+import logging
 import mmap
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from tuili.backends.base import PLAIN_LOADING, Loading, PackStore
 from tuili.backends.cpu.lower import matrices_of
-from tuili.errors import BackendError
-from tuili.program.program import Program
+from tuili.backends.cpu.native import layout_digest
+from tuili.backends.cpu.pack_cache import PackCache
+from tuili.backends.cpu.pack_file import PackHeader, PackKey, PackProblem
+from tuili.config.options import IsaName
+from tuili.errors import BackendError, CacheError
+from tuili.program.program import NUMERICS_VERSION, Program
 from tuili.quant.format import Bytes
 from tuili.quant.registry import format_of
 from tuili.weights.source import Weight
@@ -21,16 +31,34 @@ from tuili.weights.source import Weight
 if TYPE_CHECKING:
     from tuili.backends.cpu.native import Executor
 
+log = logging.getLogger(__name__)
+
 #: Ops whose weights (or the matrices among them) are packed; all other weights are vectors.
 MATRIX_READERS = frozenset({"embed", "linear", "gate_up_act", "moe_linear"})
 
 
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A weight to be packed: ``count`` matrices [rows, cols], one an expert."""
+
+    name: str
+    format: str
+    count: int
+    rows: int
+    cols: int
+
+    @property
+    def ggml_type(self) -> int:
+        return format_of(self.format).ggml_type
+
+
 @dataclass(slots=True)
 class PackedWeights:
-    """Native ids by weight name. ``num_bytes`` of the packed matrices."""
+    """Native ids by weight name. ``num_bytes`` of the packed matrices; ``origin``: where they came from, in words."""
 
     num_bytes: int
-    matrices: dict[str, int] = field(default_factory=dict[str, int])
+    origin: str
+    matrices: dict[str, int]
     vectors: dict[str, int] = field(default_factory=dict[str, int])
 
 
@@ -39,41 +67,138 @@ def matrix_names(program: Program) -> set[str]:
     return {name for instr in program.instrs if instr.op in MATRIX_READERS for name in matrices_of(instr)}
 
 
-def pack_weights(
-    executor: "Executor", program: Program, weights: Mapping[str, Weight], formats: Mapping[str, str]
+def load_weights(
+    executor: "Executor",
+    isa: IsaName,
+    program: Program,
+    weights: Mapping[str, Weight],
+    loading: Loading = PLAIN_LOADING,
 ) -> PackedWeights:
-    """``formats``: weight name -> format name. Raises BackendError when the matrices do not fit in memory."""
-    matrices = matrix_names(program)
-    total = sum(_packed_bytes(executor, program.weights[name].shape, formats[name]) for name in matrices)
+    """Give the executor all weights: mapped from a pack where there is one that fits, else packed.
+
+    A pack that does not fit, or is damaged, is said and made again. Raises BackendError when the matrices do not fit in memory.
+    """
+    matrices = _matrices(program, weights)
+    packed = _load_matrices(executor, isa, matrices, weights, loading)
+    for name in program.weights:
+        if name not in packed.matrices:
+            weight = weights[name]
+            values = format_of(weight.format).decode(weight.data).reshape(-1)
+            packed.vectors[name] = executor.add_vector(np.ascontiguousarray(values, np.float32))
+    return packed
+
+
+def compile_pack(
+    executor: "Executor", isa: IsaName, program: Program, weights: Mapping[str, Weight], loading: Loading
+) -> tuple[Path, bool]:
+    """See that there is a pack of these weights: its path, and whether it had to be made. Raises CacheError when it cannot be
+    kept, and what ``load_weights`` raises."""
+    assert loading.packs
+    matrices = _matrices(program, weights)
+    cache, key = _cache(loading.packs), _key(loading.packs, isa, matrices)
+    if _map(executor, cache, key, matrices) is not None:
+        return cache.path(key), False
+    _pack(executor, matrices, weights, loading)
+    return _save(executor, cache, key, loading), True
+
+
+def _load_matrices(
+    executor: "Executor", isa: IsaName, matrices: Sequence[Matrix], weights: Mapping[str, Weight], loading: Loading
+) -> PackedWeights:
+    if loading.packs is None:
+        return _pack(executor, matrices, weights, loading)
+    cache, key = _cache(loading.packs), _key(loading.packs, isa, matrices)
+    was_there = cache.path(key).exists()
+    packed = _map(executor, cache, key, matrices)
+    if packed is None:
+        packed = _pack(executor, matrices, weights, loading)
+        if cache.write or was_there:
+            try:
+                _save(executor, cache, key, loading)
+            except CacheError as error:
+                log.warning("%s", error)
+    return packed
+
+
+def _matrices(program: Program, weights: Mapping[str, Weight]) -> list[Matrix]:
+    """In the program's order, which is the order in memory."""
+    names = matrix_names(program)
+    found: list[Matrix] = []
+    for name, decl in program.weights.items():
+        if name in names:
+            *experts, rows, cols = decl.shape
+            found.append(Matrix(name, weights[name].format, experts[0] if experts else 1, rows, cols))
+    return found
+
+
+def _cache(packs: PackStore) -> PackCache:
+    return PackCache(packs.folder, packs.write, packs.max_bytes)
+
+
+def _key(packs: PackStore, isa: IsaName, matrices: Sequence[Matrix]) -> PackKey:
+    return PackKey(
+        content=packs.content,
+        recipe=packs.recipe,
+        matrices=hashlib.sha256(repr(matrices).encode()).hexdigest()[:32],
+        isa=isa,
+        layout=layout_digest(isa, sorted({matrix.format for matrix in matrices})),
+        numerics=NUMERICS_VERSION,
+    )
+
+
+def _map(executor: "Executor", cache: PackCache, key: PackKey, matrices: Sequence[Matrix]) -> PackedWeights | None:
+    """The weights of a pack, None when there is none that can be used: why not is said."""
+    path = cache.path(key)
+    try:
+        header = cache.find(key)
+        if header is None:
+            return None
+        _map_data(executor, path, header)
+    except PackProblem as problem:
+        log.warning("the packed weights %s cannot be used: %s; packing them again", path, problem)
+        return None
+    cache.touch(key)
+    return PackedWeights(header.num_bytes, "mapped from the pack cache", _place(executor, matrices))
+
+
+def _map_data(executor: "Executor", path: Path, header: PackHeader) -> None:
+    try:
+        damaged = executor.map_weights(str(path), header.offset, header.num_bytes, header.digests)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise PackProblem(f"it cannot be mapped ({error})") from error
+    if damaged >= 0:
+        raise PackProblem(f"it is damaged: piece {damaged} of {len(header.digests)} is not what was written")
+
+
+def _place(executor: "Executor", matrices: Sequence[Matrix]) -> dict[str, int]:
+    return {m.name: executor.place(m.ggml_type, m.count, m.rows, m.cols) for m in matrices}
+
+
+def _pack(executor: "Executor", matrices: Sequence[Matrix], weights: Mapping[str, Weight], loading: Loading) -> PackedWeights:
+    sizes = [m.count * executor.packed_bytes(m.ggml_type, m.rows, m.cols) for m in matrices]
+    total, done, started = sum(sizes), 0, time.monotonic()
     try:
         executor.reserve_weights(total)
     except MemoryError as error:
         raise BackendError(
             f"the packed weights need {total / 2**20:.0f} MiB of memory, which this machine does not have"
         ) from error
-    packed = PackedWeights(total)
-    for name in program.weights:
-        weight = weights[name]
-        if name in matrices:
-            packed.matrices[name] = _pack(executor, weight)
-        else:
-            values = format_of(weight.format).decode(weight.data).reshape(-1)
-            packed.vectors[name] = executor.add_vector(np.ascontiguousarray(values, np.float32))
+    ids = _place(executor, matrices)
+    for matrix, size in zip(matrices, sizes, strict=True):
+        weight = weights[matrix.name]
+        data = weight.data if weight.data.strides[-1] == 1 else np.ascontiguousarray(weight.data)
+        executor.pack(ids[matrix.name], list(data) if len(weight.shape) == 3 else [data])
         _release(weight.data)
-    return packed
+        done += size
+        loading.progress("packing", done, total)
+    return PackedWeights(total, f"packed in {time.monotonic() - started:.2f} s", ids)
 
 
-def _packed_bytes(executor: "Executor", shape: tuple[int, ...], fmt: str) -> int:
-    *experts, rows, cols = shape
-    return (experts[0] if experts else 1) * executor.packed_bytes(format_of(fmt).ggml_type, rows, cols)
+def _save(executor: "Executor", cache: PackCache, key: PackKey, loading: Loading) -> Path:
+    def progress(done: int, total: int) -> None:
+        loading.progress("writing", done, total)
 
-
-def _pack(executor: "Executor", weight: Weight) -> int:
-    data = weight.data
-    if data.strides[-1] != 1:
-        data = np.ascontiguousarray(data)
-    matrices = list(data) if len(weight.shape) == 3 else [data]
-    return executor.pack(format_of(weight.format).ggml_type, matrices, weight.shape[-1])
+    return cache.save(key, executor.packed_data().data, executor.packed_digests(), progress)
 
 
 def _release(data: Bytes) -> None:

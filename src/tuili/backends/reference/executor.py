@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tuili.backends.base import F32, I32, Limits, SamplingBatch, StepInput, StepResult
+from tuili.backends.base import F32, I32, PLAIN_LOADING, Limits, Loading, SamplingBatch, StepInput, StepResult
 from tuili.backends.reference.ops import FUNCTIONS, Call, KVState
 from tuili.backends.reference.sampler import sample
 from tuili.errors import BackendError, NotSupported
@@ -45,7 +45,9 @@ class ReferenceBackend:
     def kv_bytes_per_block(self, program: Program) -> tuple[int, ...]:
         return tuple(len(g.states) * 2 * BLOCK_SIZE * g.num_kv_heads * g.head_dim * 2 for g in program.state_groups())
 
-    def load(self, program: Program, weights: Mapping[str, Weight], limits: Limits) -> "ReferenceExecutable":
+    def load(
+        self, program: Program, weights: Mapping[str, Weight], limits: Limits, loading: Loading = PLAIN_LOADING
+    ) -> "ReferenceExecutable":
         bound = {name: weights[name] for name in program.weights}
         problems = self.missing(program, {name: weight.format for name, weight in bound.items()})
         if problems:
