@@ -11,10 +11,14 @@ import pytest
 
 from support.library import TERMS, Recorder, ScriptedFetcher, content, entry, fetchers, model_file
 from tuili import __version__
+from tuili.backends.cpu.pack_cache import PackCache
+from tuili.backends.cpu.pack_file import PackKey
 from tuili.cli import console
 from tuili.cli.main import COMMANDS, run
+from tuili.config.sources import pack_dir
 from tuili.library.pull import pull
 from tuili.library.store import Store
+from tuili.weights.content import content_of
 
 DATA = content(5000)
 HEAVY = (
@@ -140,6 +144,17 @@ def test_list_show_and_rm(capsys: pytest.CaptureFixture[str], home: Path) -> Non
     assert run(["rm", "toy"]) == 0
     assert capsys.readouterr().out == "toy:1b is removed; 5.0 kB are free again\n"
     assert run(["rm", "toy"]) == 1
+
+
+def test_rm_removes_the_packs_of_a_model(capsys: pytest.CaptureFixture[str], home: Path) -> None:
+    store = Store(home)
+    manifest = pull(entry(model_file(DATA)), store, fetchers(ScriptedFetcher(DATA)), Recorder(), accept_licence=True)
+    key = PackKey(content_of([store.blob(manifest.files[0].sha256)]), "r", "m", "avx2", "l", 1)
+    pack = PackCache(pack_dir(), write=True, max_bytes=10**9).save(key, memoryview(DATA), (1,), lambda done, total: None)
+    freed = pack.stat().st_size + len(DATA)
+    assert run(["rm", "toy"]) == 0
+    assert capsys.readouterr().out == f"toy:1b is removed; {console.size_text(freed)} are free again\n"
+    assert list(pack.parent.iterdir()) == []
 
 
 def test_rm_also_removes_what_an_interrupted_fetch_left(capsys: pytest.CaptureFixture[str], home: Path) -> None:
