@@ -50,6 +50,8 @@ def test_a_damaged_pack_is_made_again(environment: dict[str, str], tiny: Path) -
         done = run(environment, tiny)
         assert "cannot be used" in done.stderr and "packing them again" in done.stderr
         assert path.read_bytes() == whole
+    path.write_bytes(whole[:100])
+    assert tuili(environment, "run", str(tiny), "hi", "--raw", "--max-tokens", "4", "--quiet").stderr == ""
 
 
 def test_a_changed_model_file_is_packed_again(environment: dict[str, str], tiny: Path) -> None:

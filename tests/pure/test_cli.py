@@ -15,6 +15,7 @@ from tuili.backends.cpu.pack_cache import PackCache
 from tuili.backends.cpu.pack_file import PackKey
 from tuili.cli import console
 from tuili.cli.main import COMMANDS, run
+from tuili.cli.progress import LoadingBar
 from tuili.config.sources import pack_dir
 from tuili.library.pull import pull
 from tuili.library.store import Store
@@ -239,3 +240,20 @@ def test_a_shell_completes_names_of_models(
     with pytest.raises(SystemExit):
         run([])
     assert f"plain,{expected}" in capsys.readouterr().out
+
+
+def test_a_load_that_takes_a_while_shows_how_far_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("tuili.cli.progress.time.monotonic", lambda: now)
+    bar = LoadingBar()
+    bar("packing", 10**6, 10**8)
+    assert capsys.readouterr().err == ""
+    now = 0.6
+    bar("packing", 5 * 10**7, 10**8)
+    bar("packing", 6 * 10**7, 10**8)  # too soon to draw again
+    assert capsys.readouterr().err.strip() == f"packing weights {'━' * 12}{' ' * 12} 50 MB of 100 MB"
+    bar.clear()
+    erased = capsys.readouterr().err
+    assert erased.isspace() and len(erased) > 50

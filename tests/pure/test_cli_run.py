@@ -17,6 +17,7 @@ from tuili.cli.main import run
 from tuili.cli.session import RAW_MAX_TOKENS, Session
 from tuili.config.options import EngineOptions
 from tuili.errors import BackendError, ContextTooLong
+from tuili.observe.progress import LoadProgress
 from tuili.types import SamplingParams
 
 PARAMS = SamplingParams(max_tokens=None, temperature=0.5)
@@ -94,8 +95,9 @@ def built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[str,
     calls: dict[str, Any] = {"model": talk.loaded(["Par", "is"]), "file": tmp_path / "my-model.gguf"}
     calls["file"].write_bytes(b"GGUF")
 
-    def build(path: Path, options: EngineOptions) -> Any:
+    def build(path: Path, options: EngineOptions, *, progress: LoadProgress) -> Any:
         calls.update(path=path, options=options)
+        progress("packing", 1, 2)
         return calls["model"]
 
     monkeypatch.setattr("tuili.engine.build.build_engine", build)
@@ -171,6 +173,7 @@ def test_verbose_reports_on_stderr(built: dict[str, Any], monkeypatch: pytest.Mo
     captured = capsys.readouterr()
     assert captured.out == "Paris\n"
     assert captured.err.startswith("loaded     my-model in ") and "finished   stop, seed 3" in captured.err
+    assert "weights    packed by nobody" in captured.err
 
 
 @pytest.fixture

@@ -12,13 +12,14 @@ from typing import Any
 import click
 
 from tuili import __version__
+from tuili.backends.cpu.pack_cache import PackCache
 from tuili.cli.console import show_facts, show_json, size_text, style
 from tuili.cli.models import open_store
 from tuili.cli.options import json_option
 from tuili.config.machine import MachineFacts, cpu_model, read_machine
 from tuili.config.options import EngineOptions
 from tuili.config.resolve import choose_threads
-from tuili.config.sources import read_settings
+from tuili.config.sources import pack_dir, read_settings
 from tuili.errors import TuiliError
 
 LIBRARIES = ("numpy", "tokenizers", "jinja2", "fastapi", "uvicorn", "httpx2")
@@ -72,8 +73,9 @@ def diagnose() -> Diagnosis:
             "total_bytes": machine.total_memory,
             "free_bytes": machine.available_memory,
             "limit_bytes": machine.memory_limit,
+            "huge_pages": _huge_pages(),
         },
-        "disk": {"home": str(store.home), "free_bytes": _free_disk(store.home)},
+        "disk": {"home": str(store.home), "free_bytes": _free_disk(store.home), **_packs()},
         "models": _models(),
         "backend": backend,
         "speed": _speed(machine),
@@ -104,6 +106,20 @@ def _speed(machine: MachineFacts) -> dict[str, Any]:
         return {"problem": str(error)}
 
 
+def _packs() -> dict[str, Any]:
+    count, size = PackCache(pack_dir(), write=False, max_bytes=0).usage()
+    return {"packed_models": count, "packed_bytes": size}
+
+
+def _huge_pages() -> str | None:
+    """When Linux gives them out: always, madvise (to programs that ask, as this one does) or never."""
+    try:
+        modes = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text(encoding="ascii")
+    except OSError:
+        return None
+    return modes.partition("[")[2].partition("]")[0]
+
+
 def _models() -> dict[str, Any]:
     try:
         models = open_store().models()
@@ -124,6 +140,8 @@ def _advice(machine: MachineFacts, facts: dict[str, dict[str, Any]]) -> Iterator
     if facts["disk"]["free_bytes"] < 2 * 10**9:
         disk = facts["disk"]
         yield f"Only {size_text(disk['free_bytes'])} are free in {disk['home']}; TUILI_HOME may name another disk."
+    if facts["memory"]["huge_pages"] == "never":
+        yield "Huge pages are off, which costs speed; as root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"
     if machine.available_memory < 10**9:
         yield f"Only {size_text(machine.available_memory)} of memory are free: models above a few hundred megabytes will not fit."
 

@@ -92,14 +92,18 @@ class LoadingBar:
 
     def _draw(self, line: str) -> None:
         if line != self._drawn:
-            sys.stderr.write(f"\r{line.ljust(len(self._drawn))}\r{line}")
+            sys.stderr.write(f"\r{' ' * len(self._drawn)}\r{line}")
             sys.stderr.flush()
             self._drawn = line
 
 
 @contextmanager
 def loading_progress(quiet: bool) -> Generator[LoadProgress]:
-    """The report of a load that suits where stderr goes."""
+    """The report of a load that suits where stderr goes. ``quiet`` keeps warnings about packed weights unsaid, too."""
+    if quiet:
+        import logging
+
+        logging.getLogger("tuili").setLevel(logging.ERROR)
     if quiet or not sys.stderr.isatty():
         yield say_nothing
         return

@@ -69,7 +69,7 @@ def command(
     if verbose:
         note(f"loaded     {found.served_name} in {time.monotonic() - started:.2f} s")
         note(f"weights    {loaded.report.get('weights', 'as they are in the file')}")
-    if loaded.chat_template is None and not raw:
+    if not raw and loaded.chat_template is None:
         if system:
             loaded.close()
             raise InvalidRequest(

@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tuili.backends.base import Backend, Executable, Limits, Loading, PackStore
 from tuili.backends.select import select_backend
@@ -26,22 +28,24 @@ from tuili.observe.metrics import EngineMetrics
 from tuili.observe.profile import Profile
 from tuili.observe.progress import LoadProgress, say_nothing
 from tuili.program.program import BLOCK_SIZE, Program
-from tuili.text.chat import ChatTemplate, chat_template_of
 from tuili.text.tokenizer.base import Tokenizer
 from tuili.text.tokenizer.load import load_tokenizer
 from tuili.weights.gguf import GgufSource, open_gguf
+
+if TYPE_CHECKING:
+    from tuili.text.chat import ChatTemplate
 
 #: From this many tokens on a tokenizer takes hundreds of megabytes while it is built: then it comes before the weights, not
 #: beside them, so that the two peaks do not add up.
 LARGE_VOCABULARY = 200_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LoadedEngine:
     """A model that can be talked to.
 
     ``client`` is for event loops, ``engine`` (with ``checker`` and ``processor``) for a caller that steps it itself: use one or
-    the other. ``chat_template`` is None when the model has none that works; ``chat_template_error`` then says so in words.
+    the other.
     ``report``: what the backend says about itself. ``num_blocks``: KV blocks of each state group.
     """
 
@@ -50,12 +54,30 @@ class LoadedEngine:
     checker: RequestChecker
     processor: OutputProcessor
     tokenizer: Tokenizer
-    chat_template: ChatTemplate | None
-    chat_template_error: str | None
     description: ModelDescription | None
     resolved: ResolvedOptions
     report: Mapping[str, str]
     num_blocks: tuple[int, ...]
+
+    @property
+    def chat_template(self) -> "ChatTemplate | None":
+        """None when the model has none that works; ``chat_template_error`` then says so in words."""
+        return self._template[0]
+
+    @property
+    def chat_template_error(self) -> str | None:
+        return self._template[1]
+
+    @cached_property
+    def _template(self) -> "tuple[ChatTemplate | None, str | None]":
+        """Made when first asked for: completing text needs none, nor the library that reads them. A template that is missing or
+        broken does not keep the model from completing text."""
+        from tuili.text.chat import chat_template_of
+
+        try:
+            return chat_template_of(self.tokenizer), None
+        except TemplateRefused as error:
+            return None, str(error)
 
     @property
     def metrics(self) -> EngineMetrics:
@@ -215,25 +237,14 @@ def assemble(
         max_num_seqs=limits.max_num_seqs,
         max_waiting_requests=resolved.max_waiting_requests,
     )
-    template, refusal = _chat_template(tokenizer)
     return LoadedEngine(
         client,
         engine,
         checker,
         processor,
         tokenizer,
-        template,
-        refusal,
         description,
         resolved,
         report or executable.description,
         limits.num_blocks,
     )
-
-
-def _chat_template(tokenizer: Tokenizer) -> tuple[ChatTemplate | None, str | None]:
-    """A template that is missing or broken does not keep the model from completing text."""
-    try:
-        return chat_template_of(tokenizer), None
-    except TemplateRefused as error:
-        return None, str(error)
