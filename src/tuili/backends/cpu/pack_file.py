@@ -20,7 +20,7 @@ MAGIC = b"TUILIPK1"
 PAGE = 4096
 _FIXED = len(MAGIC) + 8 + 32
 _LONGEST_HEADER = 1 << 30
-#: Written at a time: file systems that can keep such a piece in one huge page of their cache, and it is mapped as one.
+#: Written at a time, up to multiples of it: file systems that can keep huge pages in their cache make them of such pieces.
 _PIECE = 8 << 20
 
 
@@ -74,10 +74,14 @@ def write_pack(
     header = {"made_by": __version__, "key": asdict(key), "num_bytes": len(data)}
     text = json.dumps({**header, "digests": "".join(f"{digest:016x}" for digest in digests)}).encode()
     head = MAGIC + len(text).to_bytes(8, "little") + hashlib.sha256(text).digest() + text
-    _write(file, memoryview(head.ljust(_data_offset(len(text)), b"\0")))
-    for start in range(0, len(data), _PIECE):
-        _write(file, data[start : start + _PIECE])
-        progress(min(start + _PIECE, len(data)), len(data))
+    offset = _data_offset(len(text))
+    _write(file, memoryview(head.ljust(offset, b"\0")))
+    done = 0
+    while done < len(data):
+        piece = _PIECE - (offset + done) % _PIECE
+        _write(file, data[done : done + piece])
+        done = min(done + piece, len(data))
+        progress(done, len(data))
     _write(file, memoryview(bytes(PAGE)))
     os.fsync(file)
 
