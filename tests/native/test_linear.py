@@ -115,6 +115,26 @@ def test_a_row_has_the_same_bits_in_any_company_and_on_every_level(fmt: QuantFor
         assert (scattered == expected[[3, 3, 0, 17, 69]]).all()
 
 
+@pytest.mark.parametrize("fmt", [FORMATS[n] for n in QUANTISED], ids=lambda f: f.name)
+@pytest.mark.parametrize("byte", [0x00, 0x0F, 0x80, 0xF0, 0xFF])
+def test_sums_stay_exact_at_the_ends_of_their_range(fmt: QuantFormat, byte: int) -> None:
+    """All levels at one end, activations all at 127 times their scale, or -127, or both in turn."""
+    rows, cols = 16, 512
+    data = weights(fmt, rows, cols)
+    scales = [] if fmt.name == "MXFP4" else [SCALE_AT.get(fmt.name, 0), *([MIN_AT[fmt.name]] if fmt.name in MIN_AT else [])]
+    kept = np.isin(np.arange(fmt.block_bytes), [at + i for at in scales for i in (0, 1)] or [0])
+    data = np.where(np.tile(kept, cols // fmt.block_size), data, np.uint8(byte))
+    x = np.repeat(np.array([[1], [-1]], np.float32), cols, axis=1)
+    x = np.concatenate([x, x[:1] * np.where(np.arange(cols) % 2, 1, -1), x[:1] * np.where(np.arange(cols) % 4 < 2, 1, -1)] * 2)
+    x = np.ascontiguousarray(x, np.float32)
+    exact = x.astype(np.float64) @ fmt.decode(data).astype(np.float64).T
+    for level in LEVELS:
+        weight = matrix(level, fmt, data, cols)
+        out = weight.linear(x)
+        assert np.abs(out - exact).max() <= 1e-5 * np.abs(exact).max()
+        assert (weight.linear(x[:3]) == out[:3]).all()  # few rows: the other path
+
+
 @pytest.mark.parametrize("level", LEVELS)
 def test_more_rows_than_one_pass_takes(level: str) -> None:
     fmt = FORMATS["Q4_K"]
