@@ -301,8 +301,11 @@ void bind_executor(nb::module_& m) {
     using namespace nb::literals;
     nb::class_<Executor> c(m, "Executor");
     c.def(
-        "__init__", [](Executor* e, int isa, int num_threads) { new (e) Executor(static_cast<Isa>(isa), num_threads); }, "isa"_a,
-        "num_threads"_a);
+        "__init__",
+        [](Executor* e, int isa, int num_threads, const std::vector<int>& cpus) {
+            new (e) Executor(static_cast<Isa>(isa), num_threads, cpus);
+        },
+        "isa"_a, "num_threads"_a, "cpus"_a = std::vector<int>{});
     bind_weights(c);
     bind_values(c);
     bind_row_ops(c);

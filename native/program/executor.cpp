@@ -33,7 +33,8 @@ RowMaximum shared_maximum(const OpKernels& kernels, ThreadPool& pool, const floa
 
 } // namespace
 
-Executor::Executor(Isa isa, int num_threads) : kernels_(kernels_of(isa)), pool_(num_threads), weights_(kernels_.linear, pool_) {}
+Executor::Executor(Isa isa, int num_threads, const std::vector<int>& cpus)
+    : kernels_(kernels_of(isa)), pool_(num_threads, cpus), weights_(kernels_.linear, pool_) {}
 
 void Executor::finish(const Limits& limits) {
     limits_ = limits;

@@ -10,7 +10,8 @@ namespace tuili {
 
 class Executor {
   public:
-    Executor(Isa isa, int num_threads);
+    // `cpus`: see ThreadPool.
+    Executor(Isa isa, int num_threads, const std::vector<int>& cpus);
 
     // Loading: weights are packed while the plan is being filled, then finish() makes room for the steps.
     Plan& plan() { return plan_; }

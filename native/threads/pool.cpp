@@ -1,5 +1,6 @@
 #include "threads/pool.h"
 #include <algorithm>
+#include <stdexcept>
 
 #if defined(__x86_64__) || defined(_M_X64)
 #include <immintrin.h>
@@ -10,7 +11,7 @@ namespace tuili {
 namespace {
 
 constexpr uint64_t kMaxChunks = 0xffff;
-constexpr int kSpinsBeforeYield = 2000; // some ten microseconds
+constexpr int kSpinsBeforeYield = 2000;  // some ten microseconds
 constexpr int kYieldsBeforeSleep = 2000; // outside a step: about a millisecond, longer than between two steps
 
 void pause_cpu() {
@@ -27,14 +28,20 @@ uint64_t next(uint64_t ticket) { return ticket & 0xffff; }
 
 } // namespace
 
-ThreadPool::ThreadPool(int num_threads) {
+ThreadPool::ThreadPool(int num_threads, const std::vector<int>& cpus) {
+    if (!cpus.empty() && cpus.size() != static_cast<size_t>(num_threads))
+        throw std::invalid_argument("not as many CPUs as threads");
     workers_.reserve(static_cast<size_t>(std::max(num_threads - 1, 0)));
     try {
-        for (int thread = 1; thread < num_threads; thread++) workers_.emplace_back([this, thread] { worker(thread); });
+        for (int thread = 1; thread < num_threads; thread++) {
+            workers_.emplace_back([this, thread] { worker(thread); });
+            if (!cpus.empty()) pin_thread(workers_.back(), cpus[static_cast<size_t>(thread)]);
+        }
     } catch (...) { // a limit on threads or memory: those that run have to end before their objects do
         stop();
         throw;
     }
+    if (!cpus.empty()) first_cpu_ = cpus[0];
 }
 
 ThreadPool::~ThreadPool() { stop(); }

@@ -4,6 +4,7 @@
 // job. Between the jobs of a step workers spin (and soon yield); after the step they sleep, so an idle process uses no CPU.
 // After fork() the child has none of the workers: it has to make its own pool.
 #pragma once
+#include "threads/affinity.h"
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -15,8 +16,10 @@ namespace tuili {
 
 class ThreadPool {
   public:
-    // num_threads counts the calling thread; at least 1. Throws std::system_error when the system refuses a thread.
-    explicit ThreadPool(int num_threads);
+    // num_threads counts the calling thread; at least 1. With `cpus`, one for each thread, threads are bound to them: workers for
+    // ever, the calling thread during a step. Throws std::system_error when the system refuses a thread, std::invalid_argument
+    // when it refuses a CPU.
+    explicit ThreadPool(int num_threads, const std::vector<int>& cpus = {});
     ~ThreadPool();
     ThreadPool(const ThreadPool&) = delete;
     ThreadPool& operator=(const ThreadPool&) = delete;
@@ -41,13 +44,14 @@ class ThreadPool {
     // While a step is active, workers expect the next job within microseconds and do not sleep.
     class Active {
       public:
-        explicit Active(ThreadPool& pool) : pool_(pool) { pool_.set_active(true); }
+        explicit Active(ThreadPool& pool) : pool_(pool), pinned_(pool.first_cpu_) { pool_.set_active(true); }
         ~Active() { pool_.set_active(false); }
         Active(const Active&) = delete;
         Active& operator=(const Active&) = delete;
 
       private:
         ThreadPool& pool_;
+        PinnedHere pinned_;
     };
 
   private:
@@ -73,6 +77,7 @@ class ThreadPool {
     alignas(64) std::atomic<uint32_t> wake_{0};
     std::atomic<int32_t> sleepers_{0};
     std::vector<std::thread> workers_;
+    int first_cpu_ = PinnedHere::kAnyCpu;
 };
 
 // Threads worth starting here: CPUs of the affinity mask, at most the cgroup's quota (v1 and v2) rounded up, at least 1.

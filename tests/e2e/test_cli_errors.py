@@ -64,6 +64,8 @@ def test_a_context_longer_than_the_model_can(environment: dict[str, str], tiny: 
 def test_values_out_of_range(environment: dict[str, str], tiny: Path) -> None:
     refused(tuili(environment, "run", str(tiny), "hi", "--max-tokens", "-1"), "--max-tokens", "-1", code=2)
     refused(tuili(environment, "run", str(tiny), "hi", "--backend", "abacus"), "--backend is 'abacus'", "reference")
+    refused(tuili(environment, "run", str(tiny), "hi", "--cpu-list", "1-0"), "--cpu-list is '1-0'", "0,2-3")
+    refused(tuili(environment, "run", str(tiny), "hi", "--cpu-list", "60000"), "names CPU 60000", "may run on")
     done = tuili(environment, "run", str(tiny), "hi", "--kv-cache-memory-bytes", "10", "--backend", "reference")
     refused(done, "kv_cache_memory_bytes is 10")
 

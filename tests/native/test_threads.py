@@ -1,11 +1,19 @@
 """The thread pool: every chunk once, no CPU when idle, any number of starts and stops."""
 
+import os
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
-from tuili import _native
+from support.tiny_engine import tiny_engine
+from tuili import SamplingParams, _native
+from tuili.backends.cpu.executor import CpuBackend
+from tuili.backends.select import select_backend
+from tuili.config.options import EngineOptions
+from tuili.engine.llm import LLM
+from tuili.errors import ConfigError
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
@@ -42,3 +50,33 @@ def test_an_idle_pool_uses_no_cpu() -> None:
 
 def test_usable_cpus_is_at_least_one() -> None:
     assert 1 <= _native.usable_cpus() <= 4096
+
+
+def cpus_of_threads() -> dict[int, set[int]]:
+    return {int(task.name): os.sched_getaffinity(int(task.name)) for task in Path("/proc/self/task").iterdir()}
+
+
+def test_threads_are_bound_to_their_cpus() -> None:
+    """Each worker to its own, the caller to the first during steps only: it is not ours."""
+    allowed = sorted(os.sched_getaffinity(0))
+    cpus = allowed[::-1][:2]
+    before = cpus_of_threads()
+    llm = LLM(tiny_engine("llama", CpuBackend(cpus=cpus), EngineOptions(max_model_len=64)))
+    workers = [where for task, where in cpus_of_threads().items() if task not in before]
+    assert workers == [{cpu} for cpu in cpus[1:]]
+    assert f"bound to CPUs {', '.join(map(str, cpus))}" in llm.loaded.report["threads"]
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    bound = llm.generate([[1, 2, 3]], params)[0].outputs[0].token_ids
+    assert os.sched_getaffinity(0) == set(allowed)
+    free = LLM(tiny_engine("llama", CpuBackend(threads=1), EngineOptions(max_model_len=64)))
+    assert free.generate([[1, 2, 3]], params)[0].outputs[0].token_ids == bound
+
+
+def test_cpus_that_cannot_be_had() -> None:
+    (first, *_) = os.sched_getaffinity(0)
+    with pytest.raises(ConfigError, match=r"names CPU 60000, but this process may run on .* only"):
+        CpuBackend(cpus=(first, 60000))
+    with pytest.raises(ConfigError, match="2 threads do not go on the 1 CPUs"):
+        CpuBackend(threads=2, cpus=(first,))
+    with pytest.raises(ConfigError, match="needs --backend cpu"):
+        select_backend("reference", cpus=(0,))

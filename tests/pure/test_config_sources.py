@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tuili.config.sources import Settings, hf_endpoint, home_dir, parse_size, read_settings
+from tuili.config.sources import Settings, hf_endpoint, home_dir, parse_cpu_list, parse_size, read_settings
 from tuili.errors import ConfigError
 
 
@@ -68,6 +68,18 @@ def test_sizes(text: str, size: int) -> None:
 def test_bad_sizes(text: str) -> None:
     with pytest.raises(ConfigError, match="512MiB"):
         settings().size("kv_cache_memory_bytes", text)
+
+
+@pytest.mark.parametrize(("text", "cpus"), [("0", (0,)), ("0,2-3", (0, 2, 3)), (" 5 , 1", (5, 1)), ("4-4", (4,))])
+def test_cpu_lists(text: str, cpus: tuple[int, ...]) -> None:
+    assert parse_cpu_list(text) == cpus
+    assert settings({"TUILI_CPU_LIST": text}).cpus("cpu_list") == cpus
+
+
+@pytest.mark.parametrize("text", ["", "a", "1-", "-1", "3-2", "0,0", "0-2,1", "0;1", "99999"])
+def test_bad_cpu_lists(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"--cpu-list is .* such as 0,2-3"):
+        settings().cpus("cpu_list", text)
 
 
 def test_lists() -> None:

@@ -194,3 +194,13 @@ def test_the_processor_has_a_name(tmp_path: Path) -> None:
     assert cpu_model(tmp_path)
     write(tmp_path, "proc/cpuinfo", "processor\t: 0\nmodel name\t: Fast CPU @ 5 GHz\n")
     assert cpu_model(tmp_path) == "Fast CPU @ 5 GHz"
+
+
+def test_threads_follow_a_list_of_cpus() -> None:
+    assert choose_threads(EngineOptions(cpu_list=(0, 2, 3)), LAPTOP) == (3, "one for each CPU of cpu_list")
+    assert choose_threads(EngineOptions(cpu_list=(0, 2, 3), threads=2), LAPTOP) == (2, "as asked")
+    with pytest.raises(ConfigError, match="threads is 3, but cpu_list has 2 CPUs"):
+        choose_threads(EngineOptions(cpu_list=(0, 1), threads=3), LAPTOP)
+    for bad in ((), (0, 0), (-1,), "01"):
+        with pytest.raises(ConfigError, match="each once, such as"):
+            choose_threads(EngineOptions(cpu_list=bad), LAPTOP)  # type: ignore[arg-type]

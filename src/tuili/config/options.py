@@ -60,9 +60,9 @@ class EngineOptions:
     """How to load and run one model. Names are vLLM's where it has the setting.
 
     ``kv_cache_memory_bytes``: budget of the KV cache, never exceeded. ``threads``: native worker threads. ``isa``: highest
-    instruction set to use. ``max_waiting_requests``: above it, requests are refused with 429. ``profile``: keep the time of
-    each op. ``enable_prefix_caching``: tokens that an earlier request began with are not computed again.
-    ``speculative_config``: guess tokens ahead; faster where text repeats, and the same text always.
+    instruction set to use. ``cpu_list``: CPUs to bind the threads to, one each. ``max_waiting_requests``: above it, requests
+    are refused with 429. ``profile``: keep the time of each op. ``enable_prefix_caching``: tokens that an earlier request began
+    with are not computed again. ``speculative_config``: guess tokens ahead; faster where text repeats, and the same text always.
     ``pack_cache``: keep the packed weights for later starts (packs that are there are used in any case);
     ``pack_cache_size``: bytes of all of them together.
     """
@@ -70,6 +70,7 @@ class EngineOptions:
     backend: BackendName = "auto"
     isa: IsaName | None = None
     threads: int | None = None
+    cpu_list: tuple[int, ...] | None = None
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None

@@ -118,8 +118,10 @@ def _check_positive(options: EngineOptions) -> None:
 
 def choose_threads(options: EngineOptions, machine: MachineFacts) -> tuple[int, str]:
     """How many native threads, and why: the first value that is needed, since backends are made with it."""
+    _check_positive(options)
+    if options.cpu_list is not None:
+        return _threads_of_list(options.cpu_list, options.threads)
     if options.threads is not None:
-        _check_positive(options)
         return options.threads, "as asked"
     usable = machine.num_cpus if machine.num_cpus <= MANY_CPUS else machine.num_cores
     kind = "processors" if usable == machine.num_cpus else "physical cores"
@@ -127,6 +129,18 @@ def choose_threads(options: EngineOptions, machine: MachineFacts) -> tuple[int, 
         allowed = max(math.floor(machine.cpu_quota), 1)
         return allowed, f"the control group allows {machine.cpu_quota:g} of {usable} {kind}"
     return usable, f"{usable} {kind} are ours"
+
+
+def _threads_of_list(cpus: tuple[int, ...], threads: int | None) -> tuple[int, str]:
+    """One thread a CPU; fewer threads take the first CPUs."""
+    if not cpus or not all(isinstance(cpu, Integral) and cpu >= 0 for cpu in cpus) or len(set(cpus)) < len(cpus):
+        raise ConfigError(f"cpu_list is {cpus!r}; it has to be numbers of CPUs, each once, such as (0, 2, 3)")
+    if threads is not None and threads > len(cpus):
+        raise ConfigError(
+            f"threads is {threads}, but cpu_list has {len(cpus)} CPUs, one for each thread; list more of them, or ask for fewer "
+            f"threads"
+        )
+    return threads or len(cpus), "as asked" if threads else "one for each CPU of cpu_list"
 
 
 def _longest(options: EngineOptions, model: ModelFacts) -> int:

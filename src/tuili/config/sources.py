@@ -19,6 +19,7 @@ FILE_SETTINGS = frozenset(
     {
         "api_key",
         "backend",
+        "cpu_list",
         "drain_timeout",
         "enable_prefix_caching",
         "hf_endpoint",
@@ -40,6 +41,9 @@ FILE_SETTINGS = frozenset(
         "threads",
     }
 )
+
+#: More than any machine has.
+MAX_CPUS = 65536
 
 #: As vLLM reads sizes: small letters count in thousands, capital ones in 1024s; ``kb`` and ``KiB`` are unambiguous.
 _UNITS = {
@@ -131,6 +135,20 @@ def parse_size(text: str) -> int:
     return int(float(number) * _UNITS[unit])
 
 
+def parse_cpu_list(text: str) -> tuple[int, ...]:
+    """CPU numbers, from ``0,2-3`` as Linux writes them. Raises ValueError."""
+    cpus: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        low, high = int(first), int(last) if dash else int(first)
+        if not 0 <= low <= high < MAX_CPUS:
+            raise ValueError
+        cpus += range(low, high + 1)
+    if len(set(cpus)) < len(cpus):
+        raise ValueError
+    return tuple(cpus)
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Looks a setting up in its four places. Every ConfigError names the place that the bad value came from."""
@@ -177,6 +195,9 @@ class Settings:
         if not isinstance(value, str) or value.lower() not in known:
             raise ConfigError(f"{origin} is {value!r}; it has to be true or false")
         return known[value.lower()]
+
+    def cpus(self, name: str, flag: str | None = None) -> tuple[int, ...] | None:
+        return self._get(name, flag, parse_cpu_list, "CPU numbers and ranges, each once, such as 0,2-3")
 
     def choice(self, name: str, allowed: tuple[str, ...], flag: str | None = None) -> str | None:
         def parse(value: str) -> str:

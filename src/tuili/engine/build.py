@@ -101,7 +101,9 @@ def build_engine(
     """
     machine = machine or read_machine()
     threads, _ = choose_threads(options, machine)
-    backend, choice = select_backend(options.backend, isa=options.isa, threads=threads, profile=options.profile)
+    backend, choice = select_backend(
+        options.backend, isa=options.isa, threads=threads, cpus=options.cpu_list, profile=options.profile
+    )
     if options.pack_cache and backend.name != "cpu":
         raise ConfigError(f"backend {backend.name} packs no weights, so there are none to keep; leave pack_cache out")
     source = open_gguf(path)

@@ -1,6 +1,8 @@
 """The native CPU backend: packs weights once, then runs a step in one native call without the GIL."""
 
+import os
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,17 +35,26 @@ _MEBIBYTE = 1024 * 1024
 
 class CpuBackend:
     """Makes native executables. ``isa``: the level to use, None for this CPU's best; ``threads``: None for all usable CPUs;
+    ``cpus``: CPUs to bind the threads to, in their order;
     ``profile``: keep the time of every phase of a step.
 
     Raises BackendError without the compiled extension, or for a level that this CPU lacks.
     """
 
-    def __init__(self, isa: IsaName | None = None, threads: int | None = None, profile: bool = False) -> None:
+    def __init__(
+        self,
+        isa: IsaName | None = None,
+        threads: int | None = None,
+        *,
+        cpus: Sequence[int] | None = None,
+        profile: bool = False,
+    ) -> None:
         if threads is not None and not 1 <= threads <= 1024:
             raise ConfigError(f"threads is {threads}; it has to be from 1 to 1024")
         self.name = "cpu"
         self._isa = isa_level(isa)
-        self.threads = threads or usable_cpus()
+        self.threads = threads or (usable_cpus() if cpus is None else len(cpus))
+        self._cpus = _check_cpus(cpus, self.threads)
         self._profile = profile
 
     @property
@@ -103,7 +114,9 @@ class CpuBackend:
 
     def _new_executor(self) -> "Executor":
         try:
-            return extension().Executor(self._isa, self.threads)
+            return extension().Executor(self._isa, self.threads, self._cpus)
+        except ValueError as error:
+            raise BackendError(f"{error}; list other CPUs, or leave cpu_list out") from error
         except RuntimeError as error:
             raise BackendError(f"the system does not let {self.threads} threads start ({error}); set fewer threads") from error
 
@@ -114,7 +127,7 @@ class CpuBackend:
             "backend": self.name,
             "isa": self.isa,
             "kernels": "integer matrix products on packed weights, f16 KV",
-            "threads": str(self.threads),
+            "threads": f"{self.threads}, bound to CPUs {', '.join(map(str, self._cpus))}" if self._cpus else str(self.threads),
             "weights": f"{packed.num_bytes / _MEBIBYTE:.0f} MiB, {packed.origin}",
             "huge pages": f"{executor.huge_weight_bytes() / _MEBIBYTE:.0f} MiB of the weights",
             "kv cache": f"at most {kv_bytes / _MEBIBYTE:.0f} MiB",
@@ -192,6 +205,31 @@ class CpuExecutable:
         """Free the native memory and stop the threads."""
         self.profile()
         self._native = None
+
+
+def _check_cpus(cpus: Sequence[int] | None, threads: int) -> list[int]:
+    """One CPU for each thread; none without a list. Raises ConfigError for CPUs that this process may not use."""
+    if cpus is None:
+        return []
+    if not hasattr(os, "sched_getaffinity"):
+        raise ConfigError("cpu_list needs a system that binds threads to CPUs, which is Linux; leave it out here")
+    allowed = os.sched_getaffinity(0)
+    if forbidden := [cpu for cpu in cpus if cpu not in allowed]:
+        raise ConfigError(
+            f"cpu_list names CPU {', '.join(map(str, forbidden))}, but this process may run on {_ranges(sorted(allowed))} only"
+        )
+    if threads > len(cpus):
+        raise ConfigError(f"{threads} threads do not go on the {len(cpus)} CPUs of cpu_list, one for each")
+    return list(cpus[:threads])
+
+
+def _ranges(cpus: Sequence[int]) -> str:
+    """As Linux writes them: ``0,2-3``."""
+    parts: list[str] = []
+    for _, run in groupby(enumerate(cpus), lambda pair: pair[1] - pair[0]):
+        numbers = [cpu for _, cpu in run]
+        parts.append(str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}")
+    return ",".join(parts)
 
 
 def _kv_bytes_per_block(program: Program) -> tuple[int, ...]:
