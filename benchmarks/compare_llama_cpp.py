@@ -17,13 +17,14 @@ process: scheduler, sampler and detokeniser included. Theirs is libllama through
 llama-batched-bench do (no sampling) and replays the tokens that ours chose. Flash attention is off and on; the better counts.
 
 "ours" and "theirs" are medians in tokens a second, "ratio" is ours over theirs, "spread" the range of the pairs' ratios over
-their median, "bandwidth" the GB/s that two cores read beside our passes, "of_bandwidth" the part of it that decoding used.
+their median, "bandwidth" the GB/s that all threads read beside our passes, "of_bandwidth" the part of it that decoding used.
 """
 
 import argparse
 import contextlib
 import json
 import math
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,7 @@ from peers import llama_cpp
 from peers.llama_cpp import PLAIN, QUANTISED, LlamaCpp, Peer, find_or_build
 from speed_tests import FLASH, Alone, Batch, Deep, Neighbour
 from tuili import __version__
+from tuili.bench.probes import Prober
 
 Row = dict[str, Any]
 SMOLLM2, GEMMA, QWEN_SMALL, QWEN = NAMES
@@ -66,6 +68,7 @@ class Bench:
     pairs: int
     formats: tuple[str, ...]
     serving: serving.Load
+    prober: Prober
 
     def short(self, name: str) -> Iterator[Row]:
         return self._short(name, model_path(name), {figure: BARS.get((name, figure)) for figure in ("pp512", "tg128")})
@@ -132,7 +135,11 @@ class Bench:
             yield ours, peer
 
     def _turns(self, label: str, test: Alone | Deep | Batch | Neighbour, pairs: int | None = None) -> Series:
-        return take_turns(test.ours, test.theirs, tuple(FLASH), pairs or self.pairs, label)
+        return take_turns(
+            *(test.ours, test.theirs, tuple(FLASH), pairs or self.pairs),
+            bandwidth=lambda: self.prober.measure().read_bandwidth / 1e9,
+            label=label,
+        )
 
 
 def _with_limit(result: Row, path: Path) -> Row:
@@ -166,9 +173,11 @@ def main() -> None:
     parser.add_argument("--llama-bin", type=Path, help="bin folder of a llama.cpp build; without it one is built in the cache")
     serving.add_arguments(parser)
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # servers end with us
     llama = find_or_build(args.llama_bin)
-    bench = Bench(llama, args.threads, args.pairs, tuple(args.formats), serving.load_from(args))
-    say(f"{machine.describe()}\ntuili {__version__}; {llama.version}; {args.threads} threads; {machine.probe()}")
+    bench = Bench(llama, args.threads, args.pairs, tuple(args.formats), serving.load_from(args), Prober(args.threads))
+    limits = bench.prober.measure()
+    say(f"{machine.describe()}\ntuili {__version__}; {llama.version}; {args.threads} threads; {limits}; {machine.load()}")
     for test in args.tests:
         run, models = TESTS[test]
         for name in args.models or models:

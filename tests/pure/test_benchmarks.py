@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import importlib.metadata
 import json
 import sys
 from collections.abc import AsyncIterator
@@ -28,9 +29,13 @@ import serving
 import sharegpt
 import step_overhead
 from ours import Generated
+from peers import llama_cpp, vllm_cpu
 from peers.llama_cpp import find_or_build
 from speed_tests import Neighbour
 from support.fake_model import small_tokenizer
+from support.gguf_file import tensor, write_gguf
+from support.tiny_model import write_tiny_model
+from tuili.weights.gguf import open_gguf
 
 
 def test_closeness_of_known_distributions() -> None:
@@ -79,7 +84,7 @@ def test_sides_take_turns_and_a_hopeless_setting_is_not_run_again() -> None:
         calls.append(f"{setting} {number}")
         return {"slow": {"a": 5.0, "b": 0.5}, "one": {"a": 8.0, "b": 0.5}, "other": {"a": 5.0, "b": 2.0}}[setting]
 
-    series = pairs.take_turns(ours, theirs, ("slow", "one", "other"), 2)
+    series = pairs.take_turns(ours, theirs, ("slow", "one", "other"), 2, bandwidth=lambda: 20.0)
     assert calls == ["ours 0", "slow 0", "one 0", "other 0", "ours 1", "one 1", "other 1", "ours 2", "one 2", "other 2"]
     assert [rates["a"] for rates in series.ours] == [11, 12]  # the warm-up does not count
     assert pairs.row("m", "a", series)["setting"] == "one"
@@ -187,6 +192,44 @@ def test_latencies_are_those_of_the_timelines() -> None:
     timelines = [load.Timeline(0.0, [0.1, 0.2, 0.4], 0.4, 3), load.Timeline(1.0, [1.3, 1.4, 1.5], 2.0, 3)]
     figures = load.summary(timelines)
     assert (figures["output_rate"], figures["ttft_p50"], figures["itl_p50"]) == (3.0, 200.0, 100.0)
+
+
+def test_a_token_costs_what_the_file_says(tmp_path: Path) -> None:
+    """Two layers of two KV heads of 16; the tied embedding is read as the output matrix, an untied one is not read at all."""
+    file = write_tiny_model(tmp_path / "tiny.gguf")
+    assert material.kv_bytes_per_token(file) == 2 * 2 * 2 * 2 * 16
+    source = open_gguf(file)
+    assert material.bytes_read_per_token(file) == sum(source.tensor(name).data.nbytes for name in source.names())
+    untied = {name: np.ones((4, 8), np.float32) for name in ("token_embd.weight", "output.weight")}
+    records = [tensor(name, value) for name, value in untied.items()]
+    write_gguf(tmp_path / "untied.gguf", {"general.architecture": "llama"}, records)
+    assert material.bytes_read_per_token(tmp_path / "untied.gguf") == 4 * 8 * 4
+
+
+def test_both_servers_get_room_for_every_client(tmp_path: Path) -> None:
+    file = write_tiny_model(tmp_path / "tiny.gguf")
+    (tmp_path / "llama-server").touch()
+    llama = llama_cpp.LlamaCpp(tmp_path, tmp_path)
+    theirs = llama_cpp.server(llama, file, 8080, threads=2, clients=4, context=512)
+    options = dict(zip(theirs.command, theirs.command[1:], strict=False))
+    assert (options["--parallel"], options["--ctx-size"], options["--threads"]) == ("4", "2048", "2")
+    ours = serving.ours(file, 2, 4, 512)(8000, 1)
+    assert ours.kv_bytes == theirs.kv_bytes == 4 * 512 * material.kv_bytes_per_token(file)
+    assert str(ours.kv_bytes) in ours.command
+
+
+def test_a_missing_program_of_a_build_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="there is no llama-server"):
+        llama_cpp.LlamaCpp(tmp_path, tmp_path).program("llama-server")
+
+
+def test_vllm_gets_the_metadata_it_looks_for(tmp_path: Path) -> None:
+    metadata = tmp_path / f"vllm_cpu-{vllm_cpu.VERSION}.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.4\nName: vllm-cpu\nVersion: {vllm_cpu.VERSION}\nSummary: vllm-cpu\n")
+    vllm_cpu.give_alias(metadata)
+    (found,) = importlib.metadata.distributions(name="vllm", path=[str(tmp_path)])
+    assert found.version == f"{vllm_cpu.VERSION}+cpu"
 
 
 def test_each_side_counts_at_its_best_number_of_clients() -> None:
