@@ -9,8 +9,9 @@ from support.fake_model import fake_engine
 from tuili.config.options import SpeculativeConfig
 from tuili.engine.drafts import Drafter, PromptLookup
 from tuili.engine.llm import LLM
+from tuili.engine.output import merge
 from tuili.errors import ConfigError
-from tuili.types import SamplingParams
+from tuili.types import RequestOutput, SamplingParams, SequenceDelta, Usage
 
 
 def test_the_longest_match_wins_and_the_latest() -> None:
@@ -110,3 +111,16 @@ def test_the_text_is_the_same(script: str, num_blocks: tuple[int, ...], guesses:
         assert scheduler.draft_stats.num_accepted_tokens > 0
     for result, one in zip(plain, params, strict=True):
         assert result.usage.completion_tokens <= (one.max_tokens or 0) * one.n
+
+
+def test_a_stream_gets_each_sequence_once_an_output() -> None:
+    """A step may give a sequence several tokens; a reader still sees one delta of it."""
+
+    def output(*deltas: SequenceDelta) -> RequestOutput:
+        return RequestOutput("a", deltas, Usage(1, len(deltas)))
+
+    first, second = SequenceDelta(0, "a", (1,)), SequenceDelta(0, "b", (2,), finish_reason="stop")
+    other = SequenceDelta(1, "c", (3,))
+    assert merge([output(first, other)]) == output(first, other)
+    for outputs in ([output(first, other, second)], [output(first, other), output(second)]):
+        assert merge(outputs).deltas == (SequenceDelta(0, "ab", (1, 2), finish_reason="stop"), other)

@@ -179,10 +179,11 @@ class OutputProcessor:
 
 
 def merge(outputs: list[RequestOutput]) -> RequestOutput:
-    """Several outputs of one request as one: a reader that was slow catches up in a single step."""
-    if len(outputs) == 1:
-        return outputs[0]
+    """Several outputs of one request as one: a reader that was slow catches up in a single step. Each sequence has one delta
+    then; a step may have given it several tokens."""
     last = outputs[-1]
+    if len(outputs) == 1 and (len(last.deltas) == 1 or len({delta.index for delta in last.deltas}) == len(last.deltas)):
+        return last
     merged: dict[int, SequenceDelta] = {}
     for delta in (delta for output in outputs for delta in output.deltas):
         before = merged.get(delta.index)
