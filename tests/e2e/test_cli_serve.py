@@ -50,7 +50,7 @@ def test_settings_from_flag_environment_and_file(environment: dict[str, str], ti
         process.send_signal(signal.SIGTERM)
         log = process.stderr.read()
         assert process.wait(60) == 0, log
-        assert "key" not in log
+        assert "first-key" not in log and "second-key" not in log
     finally:
         process.kill()
         process.wait()
