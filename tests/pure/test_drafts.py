@@ -7,9 +7,9 @@ import pytest
 
 from support.fake_model import fake_engine
 from tuili.config.options import SpeculativeConfig
-from tuili.engine.drafts import Drafter, PromptLookup
 from tuili.engine.llm import LLM
 from tuili.engine.output import merge
+from tuili.engine.speculate import Drafter, PromptLookup
 from tuili.errors import ConfigError
 from tuili.types import RequestOutput, SamplingParams, SequenceDelta, Usage
 

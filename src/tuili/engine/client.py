@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from tuili.engine.admission import RequestChecker
-from tuili.engine.drafts import DraftStats
 from tuili.engine.engine import Engine
 from tuili.engine.output import OutputProcessor, merge
 from tuili.engine.request import Request, StepOutputs
+from tuili.engine.speculate import DraftStats
 from tuili.errors import InvalidRequest, Overloaded, Unavailable
 from tuili.observe.metrics import EngineMetrics
 from tuili.types import FinishReason, GenerateRequest, RequestOutput

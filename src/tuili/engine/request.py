@@ -11,7 +11,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from tuili.cache.manager import SequenceBlocks
-from tuili.engine.drafts import Drafter
+from tuili.engine.speculate import Drafter
 from tuili.types import FinishReason, GenerateRequest
 
 

@@ -20,8 +20,8 @@ from operator import attrgetter
 from tuili.cache.manager import KVManager, Prefix
 from tuili.config.options import SpeculativeConfig
 from tuili.engine import policy
-from tuili.engine.drafts import Drafter, DraftStats
 from tuili.engine.request import Request, Sequence, Status, StepPlan
+from tuili.engine.speculate import Drafter, DraftStats
 from tuili.types import FinishReason
 
 _BY_KEY = attrgetter("key")
