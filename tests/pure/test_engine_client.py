@@ -294,6 +294,28 @@ async def test_a_broken_backend_ends_everything_with_an_error() -> None:
         assert reasons(loaded) == {"error": 8}
 
 
+async def test_what_waits_in_the_inbox_when_the_engine_dies_is_gone_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests and aborts posted during the fatal step: their streams end, and nothing counts as waiting for ever."""
+    stepping, go_on = threading.Event(), threading.Event()
+
+    def die() -> None:
+        stepping.set()
+        go_on.wait()
+        raise RuntimeError("fire")
+
+    async with running() as loaded:
+        monkeypatch.setattr(loaded.engine, "step", die)
+        streams = [submit(loaded, "first", ENDLESS)]
+        await until(stepping.is_set)
+        streams += [submit(loaded, str(i), ENDLESS) for i in range(4)]
+        loaded.client.abort("3")
+        go_on.set()
+        ends = [outputs[-1].deltas[-1].finish_reason for _, outputs in await asyncio.gather(*map(read, streams))]
+        assert ends == ["error", "error", "error", "error", "abort"]
+        await until(lambda: idle(loaded))
+        assert loaded.client.stats().waiting == 0
+
+
 async def test_drain_lets_the_running_finish_and_refuses_the_new() -> None:
     async with running(script=TEXT) as loaded:
         stream = submit(loaded, "a", SCRIPTED)

@@ -132,9 +132,10 @@ class EngineClient:
         self._num_submitted = 0
         self._draining = False
         self._wake = threading.Condition()
-        self._inbox: list[Request | _Abort] = []  # guarded by _wake, as are the next three
+        self._inbox: list[Request | _Abort] = []  # guarded by _wake, as are the next four
         self._num_undelivered = 0
         self._stopping = False
+        self._stopped = False
         self._death: str | None = None
         self._thread: threading.Thread | None = None
 
@@ -242,6 +243,8 @@ class EngineClient:
 
     def _post(self, message: Request | _Abort) -> None:
         with self._wake:
+            if self._stopped:  # nobody will read it; its stream ends with the others
+                return
             self._inbox.append(message)
             if self._thread is None and not self._stopping:
                 self._thread = threading.Thread(target=self._run, name="tuili-engine", daemon=True)
@@ -295,6 +298,9 @@ class EngineClient:
             if not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._end_all, self._death)
         finally:
+            with self._wake:
+                self._stopped = True
+                self._inbox.clear()
             self._engine.abort_all()
             self._engine.close()
 
