@@ -8,6 +8,7 @@ class Executor;
 
 void bind_linear(nanobind::module_& m);
 void bind_executor(nanobind::module_& m);
+void bind_steps(nanobind::module_& m, nanobind::class_<Executor>& c);
 void bind_weights(nanobind::class_<Executor>& c);
 void bind_kernels(nanobind::module_& m);
 void bind_probe(nanobind::module_& m);

@@ -2,7 +2,6 @@
 #include "program/executor.h"
 #include "bind/arrays.h"
 #include "bind/bind.h"
-#include <algorithm>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 #include <tuple>
@@ -24,109 +23,6 @@ std::vector<Phase>& phases(Executor& e, bool per_output) { return per_output ? e
 // Appends to the group that begin_rows opened last.
 void add_row_op(Executor& e, bool per_output, RowOp row_op) {
     std::get<RowGroup>(phases(e, per_output).back()).ops.push_back(std::move(row_op));
-}
-
-Step step_of(Fields& fields, nb::handle object, const Plan& plan) {
-    const auto length = [&](const char* name) { return static_cast<int64_t>(nb::len(nb::object(object.attr(name)))); };
-    Step step{};
-    step.num_tokens = length("token_ids");
-    step.num_sequences = length("context_lens");
-    step.num_outputs = length("logit_rows");
-    const size_t tokens = static_cast<size_t>(step.num_tokens), sequences = static_cast<size_t>(step.num_sequences);
-    step.token_ids = fields.vector<int32_t>("token_ids", tokens);
-    step.query_start = fields.vector<int32_t>("query_start", sequences + 1);
-    step.context_lens = fields.vector<int32_t>("context_lens", sequences);
-    step.logit_rows = fields.vector<int32_t>("logit_rows", static_cast<size_t>(step.num_outputs));
-    const auto positions = fields.matrix<int32_t>("positions");
-    if (positions.cols != step.num_tokens) throw std::invalid_argument("positions: not one column a token");
-    step.num_axes = positions.rows;
-    step.positions = positions.data;
-    for (size_t g = 0; g < plan.groups.size(); g++) {
-        step.slot_mapping.push_back(fields.vector_in<int32_t>("slot_mapping", g, tokens));
-        const auto table = fields.matrix_in<int32_t>("block_tables", g);
-        if (table.rows < step.num_sequences) throw std::invalid_argument("block_tables: not one row a sequence");
-        step.block_tables.push_back({table.data, table.cols});
-    }
-    return step;
-}
-
-SamplingBatch batch_of(Fields& f, size_t rows) {
-    SamplingBatch b{};
-    b.temperature = f.vector<float>("temperature", rows);
-    b.top_p = f.vector<float>("top_p", rows);
-    b.min_p = f.vector<float>("min_p", rows);
-    b.repetition_penalty = f.vector<float>("repetition_penalty", rows);
-    b.presence_penalty = f.vector<float>("presence_penalty", rows);
-    b.frequency_penalty = f.vector<float>("frequency_penalty", rows);
-    b.top_k = f.vector<int32_t>("top_k", rows);
-    b.seed = f.vector<uint64_t>("seed", rows);
-    b.sequence = f.vector<int32_t>("sequence", rows);
-    b.position = f.vector<int32_t>("position", rows);
-    b.num_logprobs = f.vector<int32_t>("num_logprobs", rows);
-    b.target = f.vector<int32_t>("target", rows);
-    const auto list_end = [&](const int32_t* start) { return static_cast<size_t>(std::max(start[rows], 0)); };
-    b.bias_start = f.vector<int32_t>("bias_start", rows + 1);
-    b.bias_ids = f.list<int32_t>("bias_ids", list_end(b.bias_start));
-    b.bias_values = f.list<float>("bias_values", list_end(b.bias_start));
-    b.penalty_start = f.vector<int32_t>("penalty_start", rows + 1);
-    b.penalty_ids = f.list<int32_t>("penalty_ids", list_end(b.penalty_start));
-    b.penalty_counts = f.list<int32_t>("penalty_counts", list_end(b.penalty_start));
-    b.allowed_start = f.vector<int32_t>("allowed_start", rows + 1);
-    b.allowed_ids = f.list<int32_t>("allowed_ids", list_end(b.allowed_start));
-    return b;
-}
-
-using OutIds = Array1<int32_t>;
-using OutFloats = Array1<float>;
-
-SamplingResult result_of(const OutIds& token_ids, const OutFloats& logprobs, const Array2<int32_t>& top_ids,
-                         const Array2<float>& top_logprobs, const SamplingBatch& batch, size_t rows) {
-    const auto widest = static_cast<int64_t>(top_ids.shape(1));
-    if (token_ids.shape(0) != rows || logprobs.shape(0) != rows || top_ids.shape(0) != rows || top_logprobs.shape(0) != rows ||
-        top_logprobs.shape(1) != top_ids.shape(1))
-        throw std::invalid_argument("result arrays do not fit the rows");
-    for (size_t r = 0; r < rows; r++)
-        if (batch.num_logprobs[r] > widest)
-            throw std::invalid_argument("more alternatives asked for than the result has room for");
-    return {token_ids.data(), logprobs.data(), top_ids.data(), top_logprobs.data(), widest};
-}
-
-void sample_step(Executor& e, nb::handle step_object, nb::handle batch_object, const OutIds& token_ids, const OutFloats& logprobs,
-                 const Array2<int32_t>& top_ids, const Array2<float>& top_logprobs) {
-    Fields step_fields(step_object), batch_fields(batch_object);
-    const Step step = step_of(step_fields, step_object, e.plan());
-    const auto rows = static_cast<size_t>(step.num_outputs);
-    const SamplingBatch batch = batch_of(batch_fields, rows);
-    const SamplingResult result = result_of(token_ids, logprobs, top_ids, top_logprobs, batch, rows);
-    nb::gil_scoped_release unlocked;
-    e.sample(step, batch, result);
-}
-
-void run_step(Executor& e, nb::handle step_object, const Array2<float>& out) {
-    Fields fields(step_object);
-    const Step step = step_of(fields, step_object, e.plan());
-    const int64_t width = e.plan().values[static_cast<size_t>(e.plan().output)].width;
-    if (static_cast<int64_t>(out.shape(0)) != step.num_outputs || static_cast<int64_t>(out.shape(1)) != width)
-        throw std::invalid_argument("the output array does not fit");
-    nb::gil_scoped_release unlocked;
-    e.run(step, out.data());
-}
-
-// Samples rows of logits (they are changed) without a model: for tests and for the speed of the sampler by itself.
-void sample_logits(int isa, const Array2<float>& logits, nb::handle batch_object, const OutIds& token_ids,
-                   const OutFloats& logprobs, const Array2<int32_t>& top_ids, const Array2<float>& top_logprobs) {
-    Fields fields(batch_object);
-    const size_t rows = logits.shape(0);
-    const auto width = static_cast<int64_t>(logits.shape(1));
-    const SamplingBatch batch = batch_of(fields, rows);
-    check(batch, static_cast<int64_t>(rows), width);
-    const SamplingResult result = result_of(token_ids, logprobs, top_ids, top_logprobs, batch, rows);
-    const OpKernels& kernels = kernels_of(static_cast<Isa>(isa)).ops;
-    nb::gil_scoped_release unlocked;
-    for (size_t r = 0; r < rows; r++) {
-        float* const row = logits.data() + static_cast<int64_t>(r) * width;
-        sample_row(kernels, row, width, kernels.row_maximum(row, width), batch, static_cast<int64_t>(r), result);
-    }
 }
 
 using PlainTiming = std::tuple<int64_t, int64_t, int64_t>;
@@ -319,8 +215,7 @@ void bind_executor(nb::module_& m) {
             e.finish({max_tokens, max_outputs});
         },
         "output"_a, "token_columns"_a, "output_columns"_a, "max_tokens"_a, "max_outputs_at_once"_a);
-    c.def("run", &run_step, "step"_a, "out"_a);
-    c.def("sample", &sample_step, "step"_a, "sampling"_a, "token_ids"_a, "logprobs"_a, "top_ids"_a, "top_logprobs"_a);
+    bind_steps(m, c);
     c.def("arena_bytes", &Executor::arena_bytes);
     c.def("start_profile", &Executor::start_profile);
     c.def("profile", &profile_of);
@@ -330,8 +225,6 @@ void bind_executor(nb::module_& m) {
     c.def("write_blocks", [](Executor& e, int64_t group, const Array1<const int32_t>& blocks, const Array2<const uint8_t>& data) {
         e.write_blocks(group, blocks.data(), static_cast<int64_t>(blocks.shape(0)), data.data());
     });
-    m.def("sample_logits", &sample_logits, "isa"_a, "logits"_a, "sampling"_a, "token_ids"_a, "logprobs"_a, "top_ids"_a,
-          "top_logprobs"_a);
 }
 
 } // namespace tuili

@@ -123,6 +123,31 @@ def test_launch_samples_what_run_computes() -> None:
     np.testing.assert_allclose(result.logprobs, exact.max(1), atol=1e-6)
 
 
+def test_a_step_may_be_launched_again_with_what_its_arrays_hold_now() -> None:
+    """Generation fills the same arrays from one token to the next; what they must not change is refused."""
+    program = llama()
+    run, other = sequences(program), sequences(program)
+    step, sampling = run.step_input({0: [5]}), dataclasses.replace(greedy(1), num_logprobs=np.ones(1, np.int32))
+    for token_id in (5, 6, 7):
+        step.token_ids[:] = token_id
+        result = run.executable.collect(run.executable.launch(step, sampling))
+        logits = other.feed({0: [token_id]})
+        assert result.token_ids.tolist() == result.top_ids[:, 0].tolist() == logits.argmax(1).tolist()
+        for counter in (step.positions, step.context_lens, step.slot_mapping[0]):
+            counter += 1
+    step.token_ids[:] = 999
+    with pytest.raises(ValueError, match="token_ids"):
+        run.executable.launch(step, sampling)
+    step.token_ids[:] = 5
+    sampling.num_logprobs[:] = 2
+    with pytest.raises(ValueError, match="more alternatives"):
+        run.executable.launch(step, sampling)
+    sampling.num_logprobs[:] = 1
+    sampling.bias_start[:] = (0, 1)
+    with pytest.raises(ValueError, match="lengths"):
+        run.executable.launch(step, sampling)
+
+
 def test_many_output_rows_come_in_pieces() -> None:
     """More output rows than fit the logits buffer at once."""
     program = llama()

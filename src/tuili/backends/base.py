@@ -59,9 +59,10 @@ class Loading:
 PLAIN_LOADING = Loading()
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class StepInput:
-    """One step: T tokens of S sequences, the tokens of a sequence being contiguous. Views of persistent arrays.
+    """One step: T tokens of S sequences, the tokens of a sequence being contiguous. Views of persistent arrays: what these hold
+    changes from step to step, and the same object may be launched again and again.
 
     A slot is block * 16 + offset. ``block_tables[g][s, i]`` is the block with positions [16 i, 16 i + 16) of sequence s; entries
     that a sliding window has left behind are -1 and are never read.
@@ -77,9 +78,10 @@ class StepInput:
     adapter_ids: I32  # [S]: 0 = none
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class SamplingBatch:
-    """How to sample each of the R output rows. CSR lists: entries of row r are [start[r], start[r + 1]).
+    """How to sample each of the R output rows. CSR lists: entries of row r are [start[r], start[r + 1]). Arrays may be filled
+    anew for the next launch, all but the lists.
 
     ``target[r]`` >= 0: nothing is sampled; that token's log-probability is reported (prompt logprobs). ``num_logprobs[r]``: -1
     none, else how many alternatives. ``penalty_counts``: occurrences among generated tokens (0: prompt only); each id once a row.
@@ -133,7 +135,9 @@ class Executable(Protocol):
         """Start one step; returns a handle for collect. At most one step is in flight."""
         ...
 
-    def collect(self, handle: Any) -> StepResult: ...
+    def collect(self, handle: Any) -> StepResult:
+        """Wait for it. The result is valid until the next launch."""
+        ...
 
     def run(self, step: StepInput) -> F32:
         """One step without sampling: the output rows [R, vocab or width]. For tests, evaluation and embeddings."""

@@ -1,7 +1,7 @@
 """From a step plan to the arrays of one step. The arrays are allocated once and filled again each step."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -63,16 +63,19 @@ class BatchBuilder:
         if any(sequence.prompt_rows_pending for sequence in sequences):
             return None
         step.token_ids[:] = [sequence.token_ids[-1] for sequence in sequences]
-        step.positions += 1
-        step.context_lens += 1
+        for counter in (step.positions, step.context_lens):
+            np.add(counter, 1, out=counter)
         # After rejected guesses a sequence may own its next block already: then no table changes where it enters that.
-        entered = bool((step.positions[0] % BLOCK_SIZE == 0).any())
+        entered = any(sequence.num_computed_tokens % BLOCK_SIZE == 0 for sequence in sequences)
         if self._copy_changed_tables(plan) or entered:
             slots = np.array([sequence.slot for sequence in sequences], np.intp)
             num_blocks = -(-int(step.context_lens.max()) // BLOCK_SIZE)
             groups = range(len(self._tables))
-            step.slot_mapping = [self._map_slots(g, slots, step.positions[0]) for g in groups]
-            step.block_tables = [self._gather(g, slots, num_blocks) for g in groups]
+            step = replace(
+                step,
+                slot_mapping=[self._map_slots(g, slots, step.positions[0]) for g in groups],
+                block_tables=[self._gather(g, slots, num_blocks) for g in groups],
+            )
         else:
             for mapping in step.slot_mapping:
                 mapping += 1

@@ -177,7 +177,7 @@ class SamplingSlots:
         """The batch of the next step, when the last one sampled a token for each of the same ``sequences``."""
         if self._lists and any(sequence.slot in self._lists for sequence in sequences):
             return self.build(sequences)
-        batch.position += 1
+        np.add(batch.position, 1, out=batch.position)
         return batch
 
     def _lists_of(self, sequences: list[Sequence], target: I32) -> tuple[Csr, Csr, Csr]:

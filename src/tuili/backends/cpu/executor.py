@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from tuili.quant.registry import format_of
 from tuili.weights.source import Weight
 
 if TYPE_CHECKING:
-    from tuili.backends.cpu.native import Executor
+    from tuili.backends.cpu.native import BoundStep, Executor
 
 MAX_HEAD_DIM = 512
 
@@ -154,6 +155,7 @@ class CpuExecutable:
         self._description = description
         self._labels = labels
         self._last_profile: Profile | None = None
+        self._bound: _Bound | None = None
 
     @property
     def description(self) -> Mapping[str, str]:
@@ -166,16 +168,10 @@ class CpuExecutable:
         return self._native
 
     def launch(self, step: StepInput, sampling: SamplingBatch) -> StepResult:
-        rows = len(step.logit_rows)
-        widest = max(0, int(sampling.num_logprobs.max(initial=0)))
-        result = StepResult(
-            token_ids=np.empty(rows, np.int32),
-            logprobs=np.empty(rows, np.float32),
-            top_ids=np.empty((rows, widest), np.int32),
-            top_logprobs=np.empty((rows, widest), np.float32),
-        )
-        self._executor.sample(step, sampling, result.token_ids, result.logprobs, result.top_ids, result.top_logprobs)
-        return result
+        if self._bound is None or self._bound.step is not step or self._bound.sampling is not sampling:
+            self._bound = _bind(self._executor, step, sampling)
+        self._executor.sample(self._bound.native)
+        return self._bound.result
 
     def collect(self, handle: Any) -> StepResult:
         assert isinstance(handle, StepResult)
@@ -204,7 +200,32 @@ class CpuExecutable:
     def close(self) -> None:
         """Free the native memory and stop the threads."""
         self.profile()
-        self._native = None
+        self._native = self._bound = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """A step's arrays and those of its result, known to the native side."""
+
+    step: StepInput
+    sampling: SamplingBatch
+    result: StepResult
+    native: "BoundStep"
+
+
+def _bind(executor: "Executor", step: StepInput, sampling: SamplingBatch) -> _Bound:
+    rows = len(step.logit_rows)
+    widest = max(0, int(sampling.num_logprobs.max(initial=0)))
+    result = StepResult(
+        token_ids=np.empty(rows, np.int32),
+        logprobs=np.empty(rows, np.float32),
+        top_ids=np.empty((rows, widest), np.int32),
+        top_logprobs=np.empty((rows, widest), np.float32),
+    )
+    native = extension().BoundStep(
+        executor, step, sampling, result.token_ids, result.logprobs, result.top_ids, result.top_logprobs
+    )
+    return _Bound(step, sampling, result, native)
 
 
 def _check_cpus(cpus: Sequence[int] | None, threads: int) -> list[int]:

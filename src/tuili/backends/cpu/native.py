@@ -12,6 +12,7 @@ from tuili.errors import BackendError
 from tuili.quant.registry import format_of
 
 if TYPE_CHECKING:
+    from tuili._native import BoundStep as BoundStep
     from tuili._native import Executor as Executor
 
 ISA_NAMES: tuple[IsaName, ...] = ("generic", "avx2", "avx512")
