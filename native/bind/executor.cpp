@@ -83,6 +83,13 @@ void bind_row_ops(nb::class_<Executor>& c) {
         },
         "table"_a, "out"_a);
     c.def(
+        "embed_stored",
+        [](Executor& e, TableId table, ValueId out) {
+            e.plan().vocab_size = e.plan().tables.at(static_cast<size_t>(table)).rows;
+            add_row_op(e, false, op::EmbedStored{table, out});
+        },
+        "table"_a, "out"_a);
+    c.def(
         "rms_norm",
         [](Executor& e, bool r, ValueId x, ValueId out, VectorId weight, int64_t group, float eps) {
             add_row_op(e, r, op::RmsNorm{x, out, weight, group, eps});

@@ -148,6 +148,17 @@ struct Matrix {
     }
 };
 
+Result decode_rows(const std::string& isa, int32_t format, Bytes2d rows, int64_t cols) {
+    const LinearKernels& kernels = kernels_of(isa);
+    if (!kernels.supports(static_cast<Format>(format), cols))
+        throw std::invalid_argument("format or number of columns not supported");
+    Result out = floats(static_cast<int64_t>(rows.shape(0)), cols);
+    for (size_t r = 0; r < rows.shape(0); r++)
+        kernels.decode_row(static_cast<Format>(format), rows.data() + r * rows.shape(1), cols,
+                           out.data() + static_cast<int64_t>(r) * cols);
+    return out;
+}
+
 bool supports(const std::string& isa, int32_t format, int64_t cols) {
     return kernels_of(isa).supports(static_cast<Format>(format), cols);
 }
@@ -157,6 +168,7 @@ bool supports(const std::string& isa, int32_t format, int64_t cols) {
 void bind_linear(nb::module_& m) {
     m.def("linear_levels", levels, "ISA levels that this CPU can run.");
     m.def("linear_supports", supports, nb::arg("isa"), nb::arg("format"), nb::arg("cols"));
+    m.def("linear_decode_rows", decode_rows, nb::arg("isa"), nb::arg("format"), nb::arg("rows"), nb::arg("cols"));
     nb::class_<Matrix>(m, "LinearMatrix")
         .def(nb::init<const std::string&, int32_t, Bytes2d, int64_t, std::optional<Ints1d>>(), nb::arg("isa"), nb::arg("format"),
              nb::arg("rows"), nb::arg("cols"), nb::arg("row_order") = nb::none())

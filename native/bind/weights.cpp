@@ -17,18 +17,23 @@ WeightId place(Executor& e, int format, int64_t count, int64_t rows, int64_t col
     return static_cast<WeightId>(e.plan().weights.size() - 1);
 }
 
-void pack(Executor& e, WeightId id, const std::vector<Rows>& matrices) {
-    const Weight& weight = e.plan().weights.at(static_cast<size_t>(id));
-    if (matrices.size() != weight.matrices.size()) throw std::invalid_argument("not one array a matrix");
-    for (size_t i = 0; i < matrices.size(); i++) {
-        const Rows& m = matrices[i];
-        if (m.stride(1) != 1) throw std::invalid_argument("the bytes of a row have to lie side by side");
-        if (static_cast<int64_t>(m.shape(0)) != weight.rows()) throw std::invalid_argument("not the rows of the matrix");
-        const auto* data = m.data();
-        const auto stride = static_cast<size_t>(m.stride(0));
-        nb::gil_scoped_release unlocked;
-        e.weights().pack(weight.matrices[i], data, stride);
-    }
+void pack(Executor& e, WeightId id, int64_t index, int64_t first_row, const Rows& rows) {
+    const PackedMatrix& matrix = e.plan().weights.at(static_cast<size_t>(id)).matrices.at(static_cast<size_t>(index));
+    if (rows.stride(1) != 1) throw std::invalid_argument("the bytes of a row have to lie side by side");
+    const auto* data = rows.data();
+    const auto stride = static_cast<size_t>(rows.stride(0));
+    const auto count = static_cast<int64_t>(rows.shape(0));
+    nb::gil_scoped_release unlocked;
+    e.weights().pack(matrix, first_row, count, data, stride);
+}
+
+TableId add_table(Executor& e, int format, int64_t cols, const Rows& rows) {
+    const auto type = static_cast<Format>(format);
+    if (!e.kernels().linear.supports(type, cols)) throw std::invalid_argument("format or number of columns not supported");
+    if (rows.stride(1) != 1) throw std::invalid_argument("the bytes of a row have to lie side by side");
+    e.plan().tables.push_back(
+        {type, static_cast<int64_t>(rows.shape(0)), cols, static_cast<size_t>(rows.stride(0)), rows.data()});
+    return static_cast<TableId>(e.plan().tables.size() - 1);
 }
 
 // A view: valid as long as the executor.
@@ -53,7 +58,8 @@ void bind_weights(nb::class_<Executor>& c) {
         },
         "path"_a, "offset"_a, "num_bytes"_a, "digests"_a, "The first piece that differs from its digest, or -1.");
     c.def("place", &place, "format"_a, "num_matrices"_a, "rows"_a, "cols"_a);
-    c.def("pack", &pack, "weight"_a, "matrices"_a);
+    c.def("pack", &pack, "weight"_a, "index"_a, "first_row"_a, "rows"_a, "Of one of the weight's matrices, from a row on.");
+    c.def("add_table", &add_table, "format"_a, "cols"_a, "rows"_a, nb::keep_alive<1, 4>(), "Rows that stay where they lie.");
     c.def("packed_data", &packed_data);
     c.def("packed_digests", [](Executor& e) { return e.weights().digests(); }, nb::call_guard<nb::gil_scoped_release>());
     c.def("huge_weight_bytes", [](Executor& e) { return e.weights().huge_bytes(); });

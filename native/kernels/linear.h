@@ -74,6 +74,8 @@ struct LinearKernels {
                  int64_t tile0, int64_t tile1, uint8_t* dst);
     // Exact decode of one row (embedding look-up), bit for bit what the format's definition gives.
     void (*unpack_row)(const PackedMatrix& weight, int64_t row, float* out);
+    // The same from a row as it lies in a GGUF file.
+    void (*decode_row)(Format format, const uint8_t* src, int64_t cols, float* out);
     size_t (*activation_bytes)(int64_t rows, int64_t cols);
     // Quantises rows [row0, row1) of x into a buffer laid out for `rows` rows.
     void (*quantise)(const float* x, int64_t ldx, int64_t rows, int64_t cols, int64_t row0, int64_t row1, uint8_t* acts);

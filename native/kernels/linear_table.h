@@ -42,6 +42,19 @@ struct LinearTable {
         find_kernels(w.format)->unpack_row(tile, static_cast<int>(row % kTileRows), w.cols, out);
     }
 
+    // Packs and unpacks some columns at a time: one definition of a format's values, whichever way they are reached.
+    static void decode_row(Format format, const uint8_t* src, int64_t cols, float* out) {
+        constexpr int64_t kCols = 256; // whole blocks of every format
+        alignas(64) uint8_t tile[static_cast<size_t>(kTileRows * kCols) * sizeof(float)];
+        const FormatKernels& k = *find_kernels(format);
+        for (int64_t c = 0; c < cols; c += kCols) {
+            const int64_t count = cols - c < kCols ? cols - c : kCols;
+            std::memset(tile, 0, k.tile_bytes(count));
+            k.pack_row(src + static_cast<size_t>(c / k.file_cols * k.file_bytes), count, 0, tile);
+            k.unpack_row(tile, 0, count, out + c);
+        }
+    }
+
     static size_t activation_bytes(int64_t rows, int64_t cols) {
         return static_cast<size_t>(rows * act_stride(cols)) * sizeof(ActBlock);
     }
@@ -223,7 +236,7 @@ struct LinearTable {
     }
 
     static constexpr LinearKernels table(const char* isa) {
-        return {isa,      supports,      reads_acts,    tile_bytes, pack,       unpack_row, activation_bytes,
+        return {isa,      supports,      reads_acts,    tile_bytes, pack,       unpack_row, decode_row, activation_bytes,
                 quantise, quantise_fine, scratch_bytes, linear,     gate_up_act};
     }
 };

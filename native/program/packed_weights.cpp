@@ -71,13 +71,17 @@ PackedMatrix PackedWeights::place(Format format, int64_t rows, int64_t cols) {
     return matrix;
 }
 
-void PackedWeights::pack(const PackedMatrix& matrix, const uint8_t* rows, size_t stride) {
+void PackedWeights::pack(const PackedMatrix& matrix, int64_t first, int64_t count, const uint8_t* rows, size_t stride) {
     if (!memory_.writable()) throw std::logic_error("these weights are mapped from a file: they are packed already");
-    uint8_t* const packed = memory_.data() + (matrix.data - memory_.data());
-    const int64_t tiles = matrix.num_tiles();
+    const bool whole_tiles = first % kTileRows == 0 && (count % kTileRows == 0 || first + count == matrix.rows);
+    if (first < 0 || count < 1 || first + count > matrix.rows || !whole_tiles)
+        throw std::invalid_argument("not rows of the matrix, or not whole tiles of them");
+    uint8_t* const packed =
+        memory_.data() + (matrix.data - memory_.data()) + static_cast<size_t>(first / kTileRows) * matrix.tile_bytes;
+    const int64_t tiles = (count + kTileRows - 1) / kTileRows;
     const int64_t chunk = std::clamp<int64_t>(tiles / (pool_.num_threads() * 4), 1, 64);
     pool_.run((tiles + chunk - 1) / chunk, [&](int64_t i, int) {
-        kernels_.pack(matrix.format, rows, stride, nullptr, matrix.rows, matrix.cols, i * chunk, std::min(tiles, (i + 1) * chunk),
+        kernels_.pack(matrix.format, rows, stride, nullptr, count, matrix.cols, i * chunk, std::min(tiles, (i + 1) * chunk),
                       packed);
     });
 }

@@ -24,8 +24,9 @@ class PackedWeights {
 
     // Where the next matrix goes.
     PackedMatrix place(Format format, int64_t rows, int64_t cols);
-    // Packs rows of the model file, `stride` bytes apart, into a matrix that was placed. Not after map().
-    void pack(const PackedMatrix& matrix, const uint8_t* data, size_t stride);
+    // Packs rows [first, first + count) of a matrix that was placed from rows of the model file, `stride` bytes apart. `first` is
+    // a multiple of kTileRows, `count` too unless they are the last. Not after map().
+    void pack(const PackedMatrix& matrix, int64_t first, int64_t count, const uint8_t* rows, size_t stride);
 
     // A digest of every kPiece bytes.
     std::vector<uint64_t> digests() const;

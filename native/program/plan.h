@@ -14,6 +14,7 @@ namespace tuili {
 using ValueId = int32_t;
 using WeightId = int32_t;
 using VectorId = int32_t; // kNone where there is none
+using TableId = int32_t;
 inline constexpr int32_t kNone = -1;
 
 // A float matrix [rows, width]: rows is `multiple` times the step's tokens, or its output rows. It lives at column `offset` of
@@ -28,6 +29,14 @@ struct Weight {
     std::vector<PackedMatrix> matrices;
     int64_t rows() const { return matrices[0].rows; }
     int64_t cols() const { return matrices[0].cols; }
+};
+
+// A matrix as it lies in the model file, of which single rows are read. Somebody else keeps its memory.
+struct StoredTable {
+    Format format;
+    int64_t rows, cols;
+    size_t row_bytes;
+    const uint8_t* data;
 };
 
 struct RopeTable {
@@ -49,6 +58,10 @@ namespace op {
 // Row ops.
 struct Embed {
     WeightId table;
+    ValueId out;
+};
+struct EmbedStored {
+    TableId table;
     ValueId out;
 };
 struct RmsNorm {
@@ -157,8 +170,8 @@ struct Attention {
 } // namespace op
 
 using RowOp =
-    std::variant<op::Embed, op::RmsNorm, op::LayerNorm, op::AddRmsNorm, op::Rope, op::ActMul, op::Add, op::Scale, op::Softcap,
-                 op::MoeRoute, op::Combine, op::SelectRows, op::Split, op::Concat, op::WriteKv, op::Quantise>;
+    std::variant<op::Embed, op::EmbedStored, op::RmsNorm, op::LayerNorm, op::AddRmsNorm, op::Rope, op::ActMul, op::Add, op::Scale,
+                 op::Softcap, op::MoeRoute, op::Combine, op::SelectRows, op::Split, op::Concat, op::WriteKv, op::Quantise>;
 
 struct RowGroup {
     std::vector<RowOp> ops;
@@ -170,6 +183,7 @@ using Phase = std::variant<RowGroup, op::Linear, op::GateUpAct, op::GroupExperts
 struct Plan {
     std::vector<Value> values;
     std::vector<Weight> weights;
+    std::vector<StoredTable> tables;
     std::deque<std::vector<float>> vectors;
     std::vector<RopeTable> ropes;
     std::vector<StateGroup> groups;

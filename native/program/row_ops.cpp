@@ -23,6 +23,14 @@ void rows(const op::Embed& o, const Frame& f, int64_t first, int64_t last) {
     for (int64_t t = first; t < last; t++) f.kernels.linear.unpack_row(table, f.step.token_ids[t], f.row(o.out, t));
 }
 
+void rows(const op::EmbedStored& o, const Frame& f, int64_t first, int64_t last) {
+    const StoredTable& table = f.plan.tables[static_cast<size_t>(o.table)];
+    for (int64_t t = first; t < last; t++) {
+        const auto row = static_cast<size_t>(f.step.token_ids[t]);
+        f.kernels.linear.decode_row(table.format, table.data + row * table.row_bytes, table.cols, f.row(o.out, t));
+    }
+}
+
 void rows(const op::RmsNorm& o, const Frame& f, int64_t first, int64_t last) {
     const int64_t width = f.value(o.x).width;
     each_row(f, o.x, first, last, [&](int64_t r) {

@@ -2,15 +2,22 @@
 
 import json
 import os
+import random
+import re
 import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import openai
 import pytest
 
 from support import models
 from support.program import COMMAND, tuili
+from support.server import server_process
 
 MIB = 2**20
+WORDS = ["river", "stone", "copper", "window", "ladder", "orange", "planet", "market", "silent", "engine", "harbour"]
 
 
 @pytest.mark.real
@@ -58,6 +65,23 @@ def test_memory_of_a_short_answer(environment: dict[str, str], name: str) -> Non
         process.returncode = os.waitstatus_to_exitcode(status)
         assert process.returncode == 0
     assert usage.ru_maxrss * 1024 <= 1.15 * model.stat().st_size + budget + 250e6
+
+
+@pytest.mark.real
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_of_a_server_under_load() -> None:
+    """The 0.5B, whose embedding stays in the file: peak memory is at most the file + the KV budget + 125 MB."""
+    model, budget = models.path("qwen2.5-coder:0.5b"), 16 * MIB
+    flags = ("--port", "0", "--max-model-len", "512", "--kv-cache-memory-bytes", str(budget))
+    with server_process("tuili", "serve", str(model), *flags) as server:
+        server.wait_until_ready()
+        client = openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="unused", max_retries=0, timeout=100)
+        prompts = [" ".join(random.Random(seed).choices(WORDS, k=150)) for seed in range(8)]
+        with ThreadPoolExecutor(4) as clients:
+            list(clients.map(lambda p: client.completions.create(model=model.stem, prompt=p, max_tokens=8), prompts))
+        status = Path(f"/proc/{server.process.pid}/status").read_text()
+    peak = int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024  # type: ignore[index]
+    assert peak <= model.stat().st_size + budget + 125e6
 
 
 def test_doctor_names_the_backend(environment: dict[str, str]) -> None:

@@ -90,6 +90,17 @@ def test_unpacking_gives_the_decoded_bits(level: str, fmt: QuantFormat) -> None:
             assert same.all()
 
 
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
+def test_a_row_of_the_file_has_the_bits_of_the_packed_one(level: str, fmt: QuantFormat) -> None:
+    for rows, cols in [*shapes(fmt), (3, 1280)]:
+        for data in (weights(fmt, rows, cols), any_bits(fmt, rows, cols)):
+            unpacked = matrix(level, fmt, data, cols).unpack()
+            decoded = _native.linear_decode_rows(level, fmt.ggml_type, data, cols)
+            same = (decoded.view(np.uint32) == unpacked.view(np.uint32)) | (np.isnan(decoded) & np.isnan(unpacked))
+            assert same.all()
+
+
 def any_bits(fmt: QuantFormat, rows: int, cols: int) -> Bytes:
     return np.random.default_rng(3).integers(0, 256, (rows, fmt.row_bytes(cols)), dtype=np.uint8)
 

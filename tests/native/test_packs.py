@@ -141,7 +141,7 @@ def test_mapped_weights_cannot_be_packed_into(tmp_path: Path) -> None:
     assert executor.packed_data().tobytes() == data and executor.packed_digests() == [digest]
     weight = executor.place(FORMATS["F32"].ggml_type, 1, 16, 32)
     with pytest.raises(RuntimeError, match="packed already"):
-        executor.pack(weight, [np.zeros((16, 128), np.uint8)])
+        executor.pack(weight, 0, 0, np.zeros((16, 128), np.uint8))
     with pytest.raises(ValueError, match="ends before"):
         executor.map_weights(str(file), 0, len(data) + 1, [digest])
     with pytest.raises(RuntimeError, match="no-such-file"):

@@ -65,6 +65,9 @@ std::vector<float> multiply(const LinearKernels& k, const Case& c, const std::ve
     std::vector<float> row(static_cast<size_t>(cols));
     k.unpack_row(w, rows - 1, row.data());
     out.insert(out.end(), row.begin(), row.end());
+    k.decode_row(c.format, data.data() + data.size() / static_cast<size_t>(rows) * static_cast<size_t>(rows - 1), cols,
+                 row.data());
+    out.insert(out.end(), row.begin(), row.end());
     return out;
 }
 

@@ -18,10 +18,12 @@ NONE = -1
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Native ids: ``matrices`` and ``vectors`` by weight name, ``values`` by value id, ``states`` as (group, layer in it)."""
+    """Native ids: ``matrices``, ``tables`` and ``vectors`` by weight name, ``values`` by value id, ``states`` as (group, layer in
+    it)."""
 
     executor: "Executor"
     matrices: Mapping[str, int]
+    tables: Mapping[str, int]
     vectors: Mapping[str, int]
     values: Mapping[int, int]
     states: Mapping[str, tuple[int, int]]
@@ -89,6 +91,14 @@ def emit(program: Program, lowered: Lowered, bound: Bound, *, max_tokens: int, m
     columns = lowered.buffers.columns
     output = bound.values[program.output.id]
     bound.executor.finish(output, columns["T"], columns["R"], max_tokens, max_outputs_at_once)
+
+
+def _embed(o: Op) -> None:
+    (table,) = o.instr.weights
+    if table in o.bound.tables:
+        o.executor.embed_stored(o.bound.tables[table], o.output())
+    else:
+        o.executor.embed(o.matrix(0), o.output())
 
 
 def _rms_norm(o: Op) -> None:
@@ -161,7 +171,7 @@ def _attention(o: Op) -> None:
 
 
 _EMIT: Mapping[str, Callable[[Op], None]] = {
-    "embed": lambda o: o.executor.embed(o.matrix(0), o.output()),
+    "embed": _embed,
     "rms_norm": _rms_norm,
     "layer_norm": _layer_norm,
     "add_rms_norm": _add_rms_norm,

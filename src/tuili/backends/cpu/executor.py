@@ -14,12 +14,13 @@ from tuili.backends.base import F32, I32, PLAIN_LOADING, Limits, Loading, Sampli
 from tuili.backends.cpu.emit import ACTIVATIONS, SCORINGS, Bound, emit
 from tuili.backends.cpu.lower import PHASE_OPS, ROW_OPS, Lowered, lower
 from tuili.backends.cpu.native import ISA_NAMES, extension, isa_level, usable_cpus
-from tuili.backends.cpu.packing import PackedWeights, compile_pack, load_weights, matrix_names
+from tuili.backends.cpu.packing import PackedWeights, compile_pack, load_weights, matrix_names, release
 from tuili.backends.cpu.profile import phase_labels, read_profile
 from tuili.config.options import IsaName
 from tuili.errors import BackendError, ConfigError, NotSupported
 from tuili.observe.profile import Profile
 from tuili.program.program import BLOCK_SIZE, Instr, Program
+from tuili.quant.format import Bytes
 from tuili.quant.registry import format_of
 from tuili.weights.source import Weight
 
@@ -30,6 +31,10 @@ MAX_HEAD_DIM = 512
 
 #: Output rows that are computed and sampled together: bounds the memory of the logits.
 MAX_OUTPUTS_AT_ONCE = 64
+
+#: Tokens between two times that the pages of stored tables are given back. Each may have mapped 64 KiB of the
+#: file, or a huge page where the system's cache has those.
+_TOKENS_BETWEEN_RELEASES = 256
 
 _MEBIBYTE = 1024 * 1024
 
@@ -86,7 +91,7 @@ class CpuBackend:
         lowered = lower(program, lambda name: extension().reads_acts(self._isa, format_of(formats[name]).ggml_type))
         packed = load_weights(executor, self.isa, program, weights, loading)
         values, states = _add_values(executor, lowered), _add_states(executor, program, limits)
-        bound = Bound(executor, packed.matrices, packed.vectors, values, states, {})
+        bound = Bound(executor, packed.matrices, packed.tables, packed.vectors, values, states, {})
         outputs = min(MAX_OUTPUTS_AT_ONCE, limits.max_num_batched_tokens)
         try:
             emit(program, lowered, bound, max_tokens=limits.max_num_batched_tokens, max_outputs_at_once=outputs)
@@ -98,7 +103,7 @@ class CpuBackend:
         if self._profile:
             executor.start_profile()
         labels = phase_labels(program, lowered.phases, formats) if self._profile else None
-        return CpuExecutable(executor, program, self._describe(executor, program, limits, packed), labels)
+        return CpuExecutable(executor, program, self._describe(executor, program, limits, packed), labels, packed.stored)
 
     def compile(self, program: Program, weights: Mapping[str, Weight], loading: Loading) -> tuple[Path, bool]:
         """Pack, and keep that for later starts in ``loading.packs``: the file, and whether it is new. Raises CacheError when it
@@ -139,7 +144,8 @@ class CpuBackend:
 class CpuExecutable:
     """A program in native memory. ``launch`` runs the whole step and its sampling; other Python threads go on meanwhile.
 
-    ``labels``: names of the phases where the executor keeps their times, else None.
+    ``labels``: names of the phases where the executor keeps their times, else None. ``stored``: tables that are read where they
+    lie in the model file.
     """
 
     def __init__(
@@ -148,8 +154,11 @@ class CpuExecutable:
         program: Program,
         description: Mapping[str, str],
         labels: Sequence[str] | None = None,
+        stored: Sequence[Bytes] = (),
     ) -> None:
         self._native: Executor | None = executor
+        self._stored = stored
+        self._tokens_since_release = 0
         self._width = program.output.width
         self._block_bytes = _kv_bytes_per_block(program)
         self._description = description
@@ -171,6 +180,7 @@ class CpuExecutable:
         if self._bound is None or self._bound.step is not step or self._bound.sampling is not sampling:
             self._bound = _bind(self._executor, step, sampling)
         self._executor.sample(self._bound.native)
+        self._release_stored(len(step.token_ids))
         return self._bound.result
 
     def collect(self, handle: Any) -> StepResult:
@@ -180,7 +190,16 @@ class CpuExecutable:
     def run(self, step: StepInput) -> F32:
         out = np.empty((len(step.logit_rows), self._width), np.float32)
         self._executor.run(step, out)
+        self._release_stored(len(step.token_ids))
         return out
+
+    def _release_stored(self, num_tokens: int) -> None:
+        """Pages of the model file count as ours as long as they are mapped: tables never hold more than a few."""
+        self._tokens_since_release += num_tokens
+        if self._tokens_since_release >= _TOKENS_BETWEEN_RELEASES:
+            self._tokens_since_release = 0
+            for table in self._stored:
+                release(table)
 
     def read_blocks(self, group: int, blocks: I32) -> npt.NDArray[np.uint8]:
         out = np.empty((len(blocks), self._block_bytes[group]), np.uint8)
@@ -201,6 +220,7 @@ class CpuExecutable:
         """Free the native memory and stop the threads."""
         self.profile()
         self._native = self._bound = None
+        self._stored = ()
 
 
 @dataclass(frozen=True, slots=True)

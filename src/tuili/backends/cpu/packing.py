@@ -1,7 +1,8 @@
 """Weights into native memory: matrices packed into one arena, vectors as float32.
 
-Packing reads the model file once and doubles nothing: pages of the file are given back as soon as their matrix is packed. What an
-earlier start packed is mapped instead, where it was kept (``pack_cache``).
+Packing reads the model file once and doubles nothing: pages of the file are given back as soon as their rows are packed. What an
+earlier start packed is mapped instead, where it was kept (``pack_cache``). An embedding that is not the output matrix too stays
+in the model file: a step reads a row a token of it.
 """
 
 import hashlib
@@ -33,8 +34,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Ops whose weights (or the matrices among them) are packed; all other weights are vectors.
-MATRIX_READERS = frozenset({"embed", "linear", "gate_up_act", "moe_linear"})
+#: Ops that multiply with their weights, or the matrices among them. These are packed.
+MULTIPLIERS = frozenset({"linear", "gate_up_act", "moe_linear"})
+
+#: Rows packed at a time have about as many bytes in the file: so much of it is in memory twice.
+_SLICE_BYTES = 8 * 2**20
+
+#: Of a packed matrix; slices hold whole tiles (native/kernels/linear.h).
+_TILE_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +61,25 @@ class Matrix:
 
 @dataclass(slots=True)
 class PackedWeights:
-    """Native ids by weight name. ``num_bytes`` of the packed matrices; ``origin``: where they came from, in words."""
+    """Native ids by weight name. ``num_bytes`` of the packed matrices; ``origin``: where they came from, in words.
+    ``stored``: what the ``tables`` read."""
 
     num_bytes: int
     origin: str
     matrices: dict[str, int]
     vectors: dict[str, int] = field(default_factory=dict[str, int])
+    tables: dict[str, int] = field(default_factory=dict[str, int])
+    stored: list[Bytes] = field(default_factory=list[Bytes])
 
 
 def matrix_names(program: Program) -> set[str]:
-    """Weights that are matrices. A tied embedding is one matrix that two instructions name."""
-    return {name for instr in program.instrs if instr.op in MATRIX_READERS for name in matrices_of(instr)}
+    """Weights that are matrices, packed or not. A tied embedding is one matrix that two instructions name."""
+    return packed_names(program) | {name for instr in program.instrs if instr.op == "embed" for name in instr.weights}
+
+
+def packed_names(program: Program) -> set[str]:
+    """Weights that are packed: those that anything is multiplied with."""
+    return {name for instr in program.instrs if instr.op in MULTIPLIERS for name in matrices_of(instr)}
 
 
 def load_weights(
@@ -80,10 +95,18 @@ def load_weights(
     """
     matrices = _matrices(program, weights)
     packed = _load_matrices(executor, isa, matrices, weights, loading)
+    tables = matrix_names(program) - packed.matrices.keys()
     for name in program.weights:
-        if name not in packed.matrices:
-            weight = weights[name]
-            values = format_of(weight.format).decode(weight.data).reshape(-1)
+        if name in packed.matrices:
+            continue
+        weight = weights[name]
+        fmt = format_of(weight.format)
+        if name in tables:
+            rows = _with_whole_rows(weight.data)
+            packed.tables[name] = executor.add_table(fmt.ggml_type, weight.shape[-1], rows)
+            packed.stored.append(rows)
+        else:
+            values = fmt.decode(weight.data).reshape(-1)
             packed.vectors[name] = executor.add_vector(np.ascontiguousarray(values, np.float32))
     return packed
 
@@ -122,7 +145,7 @@ def _load_matrices(
 
 def _matrices(program: Program, weights: Mapping[str, Weight]) -> list[Matrix]:
     """In the program's order, which is the order in memory."""
-    names = matrix_names(program)
+    names = packed_names(program)
     found: list[Matrix] = []
     for name, decl in program.weights.items():
         if name in names:
@@ -185,13 +208,26 @@ def _pack(executor: "Executor", matrices: Sequence[Matrix], weights: Mapping[str
         ) from error
     ids = _place(executor, matrices)
     for matrix, size in zip(matrices, sizes, strict=True):
-        weight = weights[matrix.name]
-        data = weight.data if weight.data.strides[-1] == 1 else np.ascontiguousarray(weight.data)
-        executor.pack(ids[matrix.name], list(data) if len(weight.shape) == 3 else [data])
-        _release(weight.data)
+        data = _with_whole_rows(weights[matrix.name].data)
+        for index, rows in enumerate(data if data.ndim == 3 else [data]):
+            _pack_rows(executor, ids[matrix.name], index, rows)
         done += size
         loading.progress("packing", done, total)
     return PackedWeights(total, f"packed in {time.monotonic() - started:.2f} s", ids)
+
+
+def _pack_rows(executor: "Executor", weight: int, index: int, rows: Bytes) -> None:
+    """Pack one matrix, a slice at a time, each of which is then given back."""
+    count = max(1, _SLICE_BYTES // rows.shape[1] // _TILE_ROWS) * _TILE_ROWS
+    for first in range(0, len(rows), count):
+        piece = rows[first : first + count]
+        executor.pack(weight, index, first, piece)
+        release(piece)
+
+
+def _with_whole_rows(data: Bytes) -> Bytes:
+    """With the bytes of a row side by side."""
+    return data if data.strides[-1] == 1 else np.ascontiguousarray(data)
 
 
 def _save(executor: "Executor", cache: PackCache, key: PackKey, loading: Loading) -> Path:
@@ -201,7 +237,7 @@ def _save(executor: "Executor", cache: PackCache, key: PackKey, loading: Loading
     return cache.save(key, executor.packed_data().data, executor.packed_digests(), progress)
 
 
-def _release(data: Bytes) -> None:
+def release(data: Bytes) -> None:
     """Give the file's pages under an array back to the operating system, if the array is a view of a read-only mapped file."""
     mapping = _mapping_of(data)
     if mapping is None or not hasattr(mapping, "madvise") or not memoryview(mapping).readonly:
