@@ -40,6 +40,7 @@ struct PackedMatrix {
     const uint8_t* data;
 
     int64_t num_tiles() const { return (rows + kTileRows - 1) / kTileRows; }
+    size_t bytes() const { return tile_bytes * static_cast<size_t>(num_tiles()); }
 };
 
 // out[out_index ? out_index[i] : i][n] = bias[n] + sum_k w[n][k] * x[row_index ? row_index[i] : i][k]

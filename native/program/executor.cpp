@@ -7,9 +7,32 @@ namespace tuili {
 
 namespace {
 
-void run_phases(const std::vector<Phase>& phases, const Frame& frame, int64_t rows, std::vector<Timing>* timings) {
-    for (size_t i = 0; i < phases.size(); i++)
+// What waiting threads fetch of the weights: in a step about what a core's second-level cache holds beside the rest, between two
+// steps what the last-level cache can.
+constexpr size_t kAheadInStep = size_t{256} << 10, kAheadBetweenSteps = size_t{8} << 20;
+
+// `number`: of the first of these phases, among all of the plan.
+void run_phases(const std::vector<Phase>& phases, size_t number, const Frame& frame, int64_t rows, std::vector<Timing>* timings) {
+    for (size_t i = 0; i < phases.size(); i++) {
+        frame.pool.read_ahead().expect(number + i + 1, kAheadInStep);
         timed(timings ? &(*timings)[i] : nullptr, rows, [&] { std::visit([&](const auto& p) { run(p, frame); }, phases[i]); });
+    }
+}
+
+// The weights that a phase reads, if all of them are read.
+ReadAhead::Stretch stretch(const Plan& plan, const Phase& phase) {
+    const auto matrix = [&](WeightId id) -> const PackedMatrix& { return plan.weights[static_cast<size_t>(id)].matrices[0]; };
+    if (const auto* linear = std::get_if<op::Linear>(&phase)) {
+        const uint8_t *const begin = matrix(linear->segments[0].weight).data, *end = begin;
+        for (const op::Segment& s : linear->segments)
+            if (matrix(s.weight).data == end) end += matrix(s.weight).bytes(); // loading put them one behind the other
+        return {begin, nullptr, static_cast<size_t>(end - begin)};
+    }
+    if (const auto* pair = std::get_if<op::GateUpAct>(&phase)) {
+        const PackedMatrix &gate = matrix(pair->gate), &up = matrix(pair->up);
+        return {gate.data, up.data, std::min(gate.bytes(), up.bytes())};
+    }
+    return {nullptr, nullptr, 0};
 }
 
 // The maximum of a row, stretches of it found by all threads.
@@ -38,6 +61,10 @@ Executor::Executor(Isa isa, int num_threads, const std::vector<int>& cpus)
 
 void Executor::finish(const Limits& limits) {
     limits_ = limits;
+    std::vector<ReadAhead::Stretch> stretches;
+    for (const Phase& phase : plan_.token_phases) stretches.push_back(stretch(plan_, phase));
+    for (const Phase& phase : plan_.output_phases) stretches.push_back(stretch(plan_, phase));
+    pool_.read_ahead().set(stretches);
     const size_t tokens = static_cast<size_t>(limits.max_tokens), outputs = static_cast<size_t>(limits.max_outputs_at_once);
     work_.token_arena = Buffer(static_cast<size_t>(plan_.token_columns) * tokens * sizeof(float));
     work_.output_arena = Buffer(static_cast<size_t>(plan_.output_columns) * outputs * sizeof(float));
@@ -114,13 +141,14 @@ void Executor::run_pieces(Frame& frame, StepTimings* timings, Consume consume) {
     const int64_t tokens = frame.step.num_tokens;
     timed(timings ? &timings->step : nullptr, tokens, [&] {
         timed(timings ? &timings->rope_tables : nullptr, tokens, [&] { fill_rope_tables(frame); });
-        run_phases(plan_.token_phases, frame, tokens, timings ? &timings->token_phases : nullptr);
+        run_phases(plan_.token_phases, 0, frame, tokens, timings ? &timings->token_phases : nullptr);
         for (int64_t first = 0; first < frame.step.num_outputs; first += limits_.max_outputs_at_once) {
             frame.first_output = first;
             frame.num_outputs = std::min(limits_.max_outputs_at_once, frame.step.num_outputs - first);
             consume();
         }
     });
+    pool_.read_ahead().restart(kAheadBetweenSteps);
 }
 
 void Executor::run(const Step& step, float* out) {
@@ -130,7 +158,8 @@ void Executor::run(const Step& step, float* out) {
     StepTimings* const timings = timings_of(step);
     run_pieces(frame, timings, [&] {
         frame.output = out + frame.first_output * width;
-        run_phases(plan_.output_phases, frame, frame.num_outputs, timings ? &timings->output_phases : nullptr);
+        run_phases(plan_.output_phases, plan_.token_phases.size(), frame, frame.num_outputs,
+                   timings ? &timings->output_phases : nullptr);
     });
 }
 
@@ -153,7 +182,8 @@ void Executor::sample(const Step& step, const SamplingBatch& batch, const Sampli
     check(batch, step.num_outputs, width);
     StepTimings* const timings = timings_of(step);
     run_pieces(frame, timings, [&] {
-        run_phases(plan_.output_phases, frame, frame.num_outputs, timings ? &timings->output_phases : nullptr);
+        run_phases(plan_.output_phases, plan_.token_phases.size(), frame, frame.num_outputs,
+                   timings ? &timings->output_phases : nullptr);
         timed(timings ? &timings->sampling : nullptr, frame.num_outputs, [&] { sample_rows(frame, batch, result); });
     });
 }

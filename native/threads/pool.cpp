@@ -80,8 +80,11 @@ void ThreadPool::run_batch(int64_t first, int64_t count, Body body, void* contex
 
     const int64_t mine = work(ticket, 0);
     if (mine > 0) done_.fetch_add(mine, std::memory_order_acq_rel);
+    ReadAhead::Cursor cursor;
     for (int spins = 0; done_.load(std::memory_order_acquire) != count; spins++) {
-        if (spins < kSpinsBeforeYield)
+        if (cursor.fetch(read_ahead_))
+            spins = 0;
+        else if (spins < kSpinsBeforeYield)
             pause_cpu();
         else
             std::this_thread::yield();
@@ -106,8 +109,9 @@ int64_t ThreadPool::work(uint64_t ticket, int thread) {
 
 void ThreadPool::worker(int thread) {
     uint64_t seen = 0;
+    ReadAhead::Cursor cursor;
     while (!stop_.load(std::memory_order_relaxed)) {
-        const uint64_t ticket = await_job(seen);
+        const uint64_t ticket = await_job(seen, cursor);
         if (generation(ticket) == seen) continue; // stopping
         seen = generation(ticket);
         const int64_t mine = work(ticket, thread);
@@ -116,12 +120,14 @@ void ThreadPool::worker(int thread) {
 }
 
 // Returns the ticket of a job other than `seen`, or any ticket when the pool stops.
-uint64_t ThreadPool::await_job(uint64_t seen) {
+uint64_t ThreadPool::await_job(uint64_t seen, ReadAhead::Cursor& cursor) {
     int yields = 0;
     for (int spins = 0;; spins++) {
         const uint64_t ticket = ticket_.load(std::memory_order_acquire);
         if (generation(ticket) != seen || stop_.load(std::memory_order_relaxed)) return ticket;
-        if (spins < kSpinsBeforeYield) {
+        if (cursor.fetch(read_ahead_)) {
+            spins = 0;
+        } else if (spins < kSpinsBeforeYield) {
             pause_cpu();
         } else if (active_.load(std::memory_order_relaxed) || yields < kYieldsBeforeSleep) {
             std::this_thread::yield();

@@ -5,6 +5,7 @@
 // After fork() the child has none of the workers: it has to make its own pool.
 #pragma once
 #include "threads/affinity.h"
+#include "threads/read_ahead.h"
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -41,6 +42,9 @@ class ThreadPool {
             const_cast<std::remove_const_t<Body>*>(&body));
     }
 
+    // What threads fetch while they wait for others.
+    ReadAhead& read_ahead() { return read_ahead_; }
+
     // While a step is active, workers expect the next job within microseconds and do not sleep.
     class Active {
       public:
@@ -61,7 +65,7 @@ class ThreadPool {
     void run_batch(int64_t first, int64_t count, Body body, void* context);
     int64_t work(uint64_t ticket, int thread);
     void worker(int thread);
-    uint64_t await_job(uint64_t seen);
+    uint64_t await_job(uint64_t seen, ReadAhead::Cursor& cursor);
     void set_active(bool active);
     void wake_sleepers();
     void stop();
@@ -76,6 +80,7 @@ class ThreadPool {
     std::atomic<bool> active_{false}, stop_{false};
     alignas(64) std::atomic<uint32_t> wake_{0};
     std::atomic<int32_t> sleepers_{0};
+    ReadAhead read_ahead_;
     std::vector<std::thread> workers_;
     int first_cpu_ = PinnedHere::kAnyCpu;
 };

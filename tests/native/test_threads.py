@@ -1,6 +1,8 @@
 """The thread pool: every chunk once, no CPU when idle, any number of starts and stops."""
 
 import os
+import shutil
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -14,6 +16,20 @@ from tuili.backends.select import select_backend
 from tuili.config.options import EngineOptions
 from tuili.engine.llm import LLM
 from tuili.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+def test_waiting_threads_fetch_what_is_read_next(tmp_path: Path) -> None:
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("needs g++")
+    program = tmp_path / "read_ahead"
+    sources = [Path(__file__).parent / "read_ahead.cpp", ROOT / "native" / "threads" / "read_ahead.cpp"]
+    subprocess.run([compiler, "-std=c++20", "-pthread", f"-I{ROOT / 'native'}", *map(str, sources), "-o", program], check=True)
+    result = subprocess.run([program], capture_output=True, text=True, check=False)
+    assert result.stdout == "as expected\n"
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
