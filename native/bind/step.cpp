@@ -57,6 +57,11 @@ SamplingBatch batch_of(Fields& f, size_t rows) {
     b.penalty_counts = f.list<int32_t>("penalty_counts", list_end(b.penalty_start));
     b.allowed_start = f.vector<int32_t>("allowed_start", rows + 1);
     b.allowed_ids = f.list<int32_t>("allowed_ids", list_end(b.allowed_start));
+    b.mask_index = f.vector<int32_t>("mask_index", rows);
+    const auto masks = f.matrix<uint32_t>("masks");
+    b.masks = masks.data;
+    b.num_masks = masks.rows;
+    b.mask_words = masks.cols;
     return b;
 }
 

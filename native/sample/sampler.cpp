@@ -53,6 +53,7 @@ class Row {
             if (num_logprobs >= 0) out_.logprobs[r_] = logprob(x_[target]);
             return;
         }
+        apply_mask();
         apply_bias();
         apply_penalties();
         const int32_t token = choose(raw);
@@ -88,6 +89,21 @@ class Row {
         for (auto c = changes_.rbegin(); c != changes_.rend(); ++c) x_[c->id] = c->logit;
     }
 
+    // What the mask lacks, and what lies beyond its end, becomes impossible. This is not undone: a token that is chosen was
+    // never touched by it.
+    void apply_mask() {
+        if (b_.mask_index[r_] < 0) return;
+        const uint32_t* words = b_.masks + b_.mask_index[r_] * b_.mask_words;
+        const int64_t covered = std::min(n_, b_.mask_words * 32);
+        for (int64_t first = 0; first < covered; first += 32) {
+            const uint32_t word = words[first / 32];
+            if (word == ~0u) continue;
+            const int64_t end = std::min<int64_t>(first + 32, covered);
+            for (int64_t i = first; i < end; i++) x_[i] = word >> (i - first) & 1 ? x_[i] : -kInfinity;
+        }
+        std::fill(x_ + covered, x_ + n_, -kInfinity);
+    }
+
     void apply_bias() {
         for (int32_t i = b_.bias_start[r_]; i < b_.bias_start[r_ + 1]; i++)
             change(b_.bias_ids[i], x_[b_.bias_ids[i]] + b_.bias_values[i]);
@@ -109,6 +125,7 @@ class Row {
 
     // The maximum of the changed logits, known without another scan unless the largest itself was changed.
     RowMaximum changed_maximum(const RowMaximum& raw) const {
+        if (b_.mask_index[r_] >= 0) return k_.row_maximum(x_, n_);
         RowMaximum top = raw;
         for (const Candidate& change : changes_) {
             const float logit = x_[change.id];
@@ -294,6 +311,8 @@ void check(const SamplingBatch& batch, int64_t num_rows, int64_t vocab_size) {
     check_list(batch.allowed_start, batch.allowed_ids, num_rows, vocab_size, "allowed");
     for (int64_t r = 0; r < num_rows; r++)
         if (batch.target[r] >= vocab_size) throw std::invalid_argument("target: token id outside the vocabulary");
+    for (int64_t r = 0; r < num_rows; r++)
+        if (batch.mask_index[r] >= batch.num_masks) throw std::invalid_argument("mask_index: there is no such mask");
 }
 
 void sample_row(const OpKernels& kernels, float* logits, int64_t vocab_size, const RowMaximum& maximum,

@@ -1,10 +1,10 @@
 // Choosing tokens: one row of logits at a time, so that a row's result depends on nothing but the row and its parameters.
 //
-// In order: log-probabilities of the raw logits; bias; the allowed list; repetition, presence and frequency penalties; then
-// greedy (temperature 0 or top_p 0: the lowest id among the largest), or: divide by the temperature, keep the top_k likeliest,
-// then the fewest of those that reach top_p of their probability, then those with at least min_p of the likeliest one's
-// probability, and draw by Gumbel-max with the noise of sample/noise.h. Candidates are ordered by logit, the lower id first among
-// equals.
+// In order: log-probabilities of the raw logits; the mask; bias; the allowed list; repetition, presence and frequency penalties;
+// then greedy (temperature 0 or top_p 0: the lowest id among the largest), or: divide by the temperature, keep the top_k
+// likeliest, then the fewest of those that reach top_p of their probability, then those with at least min_p of the likeliest
+// one's probability, and draw by Gumbel-max with the noise of sample/noise.h. Candidates are ordered by logit, the lower id first
+// among equals.
 #pragma once
 #include "kernels/ops.h"
 #include <cstdint>
@@ -21,6 +21,9 @@ struct SamplingBatch {
     const float* bias_values;
     const int32_t *penalty_start, *penalty_ids, *penalty_counts;
     const int32_t *allowed_start, *allowed_ids;
+    const int32_t* mask_index;
+    const uint32_t* masks; // [num_masks, mask_words]
+    int64_t num_masks, mask_words;
 };
 
 // [rows] and [rows, max_logprobs]. A row whose logits hold NaN or +infinity, or that has every token banned, gets token -1.

@@ -1,16 +1,21 @@
-"""Tuili runs open-weights language models. The public surface: LLM, SamplingParams, the errors, __version__."""
+"""Tuili runs open-weights language models. The public surface is what ``__all__`` lists."""
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tuili.errors import TuiliError
     from tuili.offline import LLM
-    from tuili.types import SamplingParams
+    from tuili.types import SamplingParams, StructuredOutputs
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "SamplingParams", "TuiliError", "__version__"]
+__all__ = ["LLM", "SamplingParams", "StructuredOutputs", "TuiliError", "__version__"]
 
-_HOMES = {"LLM": "tuili.offline", "SamplingParams": "tuili.types", "TuiliError": "tuili.errors"}
+_HOMES = {
+    "LLM": "tuili.offline",
+    "SamplingParams": "tuili.types",
+    "StructuredOutputs": "tuili.types",
+    "TuiliError": "tuili.errors",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,10 +1,11 @@
 """Plain data that several packages exchange. Nothing here computes; nothing here knows numpy."""
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
-from typing import Literal
+from typing import Any, Literal
 
 from tuili.errors import InvalidRequest
 
@@ -18,6 +19,64 @@ def _check(ok: bool, name: str, value: object, allowed: str) -> None:
         raise InvalidRequest(f"{name} is {value!r}; it has to be {allowed}", field=name)
 
 
+GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "grammar"]
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSpec:
+    """What the output has to match. ``text``: the JSON schema, the regular expression, a JSON array of choices, or a Lark or GBNF
+    grammar; empty for any JSON object."""
+
+    kind: GrammarKind
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutputs:
+    """The form the output has to have: exactly one of the fields, named as in vLLM. ``json``: a schema, as a mapping or as text.
+
+    Raises InvalidRequest for none, several, or one of the wrong kind. Whether a schema, pattern or grammar can be used is known
+    when it is compiled.
+    """
+
+    json: str | Mapping[str, Any] | bool | None = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+    def __post_init__(self) -> None:
+        given = [
+            name for name in _CONSTRAINTS if getattr(self, name) not in (None, False) or (name == "json" and self.json is False)
+        ]
+        _check(len(given) == 1, "structured_outputs", given, f"exactly one of {', '.join(_CONSTRAINTS)}")
+        for name in ("regex", "grammar"):
+            value = getattr(self, name)
+            _check(value is None or isinstance(value, str), name, value, "text")
+        _check(self.json is None or isinstance(self.json, str | Mapping | bool), "json", self.json, "a JSON schema: an object")
+        _check(self.json_object in (None, False, True), "json_object", self.json_object, "true, or left out")
+        choice = self.choice
+        _check(
+            choice is None or (not isinstance(choice, str) and len(choice) > 0 and all(isinstance(c, str) and c for c in choice)),
+            "choice",
+            choice,
+            "a list of one or more non-empty strings",
+        )
+
+    @property
+    def spec(self) -> GrammarSpec:
+        if self.json is not None:
+            return GrammarSpec("json_schema", self.json if isinstance(self.json, str) else json.dumps(self.json))
+        if self.regex is not None:
+            return GrammarSpec("regex", self.regex)
+        if self.choice is not None:
+            return GrammarSpec("choice", json.dumps(list(self.choice), ensure_ascii=False))
+        return GrammarSpec("json_object") if self.grammar is None else GrammarSpec("grammar", self.grammar)
+
+
+_CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object")
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How to choose tokens and when to stop. Names follow vLLM's and OpenAI's.
@@ -26,6 +85,8 @@ class SamplingParams:
     ``presence_penalty`` and ``frequency_penalty`` look at generated tokens, ``repetition_penalty`` at prompt and generated ones.
     ``logprobs`` and ``prompt_logprobs`` ask for that many alternatives beside the token itself (0: the token alone).
     Log-probabilities are those of the model: before temperature, penalties and filters.
+    ``structured_outputs``: what the text has to match. Tokens that it leaves no choice about are put without asking the model,
+    unless ``logprobs`` wants to know what the model thinks of them.
 
     Raises InvalidRequest, naming the field, for a value out of range. Token ids are checked against the vocabulary on submission.
     """
@@ -50,6 +111,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):

@@ -9,6 +9,7 @@ from tuili.dialects.openai.completions import prompts
 from tuili.dialects.openai.params import chat_params, completion_params
 from tuili.dialects.openai.schema import ChatCompletionBody, CompletionBody, ignored_fields, parse_body
 from tuili.errors import InvalidRequest
+from tuili.types import StructuredOutputs
 
 CONTEXT = 4096
 
@@ -114,8 +115,13 @@ def test_stops_that_are_refused(stop: Any) -> None:
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream_options": {}, "stream": False}, "stream_options"),
-        ({"guided_json": {"type": "object"}}, "guided_json"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"guided_json": 5}, "guided_json"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs"),
+        ({"structured_outputs": {}}, "structured_outputs"),
         ({"truncate_prompt_tokens": 10}, "truncate_prompt_tokens"),
     ],
 )
@@ -282,3 +288,28 @@ def test_echo_with_logprobs_asks_for_the_prompts_too() -> None:
     params = completion_params(completion(echo=True, logprobs=3), CONTEXT)
     assert (params.logprobs, params.prompt_logprobs) == (3, 3)
     assert completion_params(completion(echo=True), CONTEXT).prompt_logprobs is None
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, StructuredOutputs(json_object=True)),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}},
+            StructuredOutputs(json=SCHEMA),
+        ),
+        ({"structured_outputs": {"json": SCHEMA}}, StructuredOutputs(json=SCHEMA)),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, StructuredOutputs(choice=["a", "b"])),
+        ({"structured_outputs": {"json_object": True, "regex": None}}, StructuredOutputs(json_object=True)),
+        ({"guided_json": SCHEMA}, StructuredOutputs(json=SCHEMA)),
+        ({"guided_regex": "a+"}, StructuredOutputs(regex="a+")),
+        ({"guided_choice": ["a"]}, StructuredOutputs(choice=["a"])),
+        ({"guided_grammar": "root ::= x"}, StructuredOutputs(grammar="root ::= x")),
+    ],
+)
+def test_every_field_for_structured_output_is_understood(fields: dict[str, Any], expected: StructuredOutputs | None) -> None:
+    assert completion_params(completion(**fields), CONTEXT).structured_outputs == expected

@@ -56,6 +56,7 @@ CONFINED = {
     "starlette": ("server/",),
     "uvicorn": ("server/",),
     "tokenizers": ("text/tokenizer/",),
+    "llguidance": ("text/grammar/",),
     "gguf": (),
     "transformers": (),
 }

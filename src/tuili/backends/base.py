@@ -19,6 +19,7 @@ from tuili.weights.source import Weight
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
+U32 = npt.NDArray[np.uint32]
 U64 = npt.NDArray[np.uint64]
 F32 = npt.NDArray[np.float32]
 
@@ -86,7 +87,8 @@ class SamplingBatch:
     ``target[r]`` >= 0: nothing is sampled; that token's log-probability is reported (prompt logprobs). ``num_logprobs[r]``: -1
     none, else how many alternatives. ``penalty_counts``: occurrences among generated tokens (0: prompt only); each id once a row.
     ``seed, sequence, position`` key the noise, position being the index of the output token.
-    An empty ``allowed`` list means every token; bias -inf bans.
+    An empty ``allowed`` list means every token; bias -inf bans. ``masks``: a bit for each token that a grammar lets come next,
+    the lowest bit first; what lies beyond their end is banned.
     """
 
     temperature: F32  # [R]; 0 = greedy
@@ -109,6 +111,8 @@ class SamplingBatch:
     penalty_counts: I32
     allowed_start: I32  # [R + 1]
     allowed_ids: I32
+    mask_index: I32  # [R]: the row's mask; -1 = none
+    masks: U32  # [num masks, words]
 
 
 @dataclass(slots=True)

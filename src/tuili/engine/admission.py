@@ -8,6 +8,7 @@ from tuili.cache.radix import namespace
 from tuili.engine import policy
 from tuili.engine.request import Request
 from tuili.errors import ContextTooLong, InvalidRequest
+from tuili.text.grammar.compiler import Grammar
 from tuili.types import GenerateRequest
 
 
@@ -25,12 +26,13 @@ class RequestChecker:
     def max_sequence_tokens(self) -> int:
         return min(self.max_model_len, self.kv_capacity)
 
-    def check(self, request: GenerateRequest, number: int) -> Request:
-        """The engine's form of ``request``; ``number`` counts submissions.
+    def check(self, request: GenerateRequest, number: int, grammar: Grammar | None = None) -> Request:
+        """The engine's form of ``request``; ``number`` counts submissions; ``grammar``: its structured output, compiled.
 
         Raises ContextTooLong, or InvalidRequest naming the field. An unseeded request gets a random seed here.
         """
         params = request.params
+        assert (params.structured_outputs is None) == (grammar is None)
         self._check_ids("prompt", request.prompt_token_ids)
         self._check_ids("logit_bias", params.logit_bias)
         self._check_ids("stop_token_ids", params.stop_token_ids)
@@ -38,13 +40,15 @@ class RequestChecker:
         num_prompt = len(request.prompt_token_ids)
         self._check_length(num_prompt, wants_output=params.max_tokens != 0)
         longest = self.max_sequence_tokens
-        eos = frozenset[int]() if params.ignore_eos else self.eos_token_ids
+        # A grammar that is fulfilled lets nothing but the end follow.
+        eos = frozenset[int]() if params.ignore_eos and grammar is None else self.eos_token_ids
         return Request(
             source=request,
             seed=secrets.randbits(64) if params.seed is None else params.seed % 2**64,
             stop_token_ids=eos | frozenset(params.stop_token_ids),
             max_tokens_total=longest if params.max_tokens is None else min(num_prompt + params.max_tokens, longest),
             key=policy.request_key(request.priority, request.arrival, number),
+            grammar=grammar,
             namespace=namespace(tenant=request.tenant, cache_salt=request.cache_salt),
         )
 

@@ -62,6 +62,8 @@ class BatchBuilder:
             return None
         if any(sequence.prompt_rows_pending for sequence in sequences):
             return None
+        if any(sequence.grammar and len(sequence.token_ids) - sequence.num_computed_tokens > 1 for sequence in sequences):
+            return None  # more than one token was appended: the last one is not the next to compute
         step.token_ids[:] = [sequence.token_ids[-1] for sequence in sequences]
         for counter in (step.positions, step.context_lens):
             np.add(counter, 1, out=counter)
@@ -193,4 +195,5 @@ class BatchBuilder:
                 targets += [-1] * (1 + num_drafts)
                 ahead += range(1 + num_drafts)
             owners += [sequence] * (len(targets) - len(owners))
-        return np.array(logit_rows, np.int32), self._sampling.build(owners, targets, ahead), num_prompt_rows
+        guesses = {plan.sequences[i].slot: tokens for i, tokens in plan.drafts.items()}
+        return np.array(logit_rows, np.int32), self._sampling.build(owners, targets, ahead, guesses), num_prompt_rows

@@ -28,6 +28,7 @@ from tuili.observe.metrics import EngineMetrics
 from tuili.observe.profile import Profile
 from tuili.observe.progress import LoadProgress, say_nothing
 from tuili.program.program import BLOCK_SIZE, Program
+from tuili.text.grammar.compiler import GrammarCompiler
 from tuili.text.tokenizer.base import Tokenizer
 from tuili.text.tokenizer.load import load_tokenizer
 from tuili.weights.gguf import GgufSource, open_gguf
@@ -58,6 +59,7 @@ class LoadedEngine:
     resolved: ResolvedOptions
     report: Mapping[str, str]
     num_blocks: tuple[int, ...]
+    grammars: GrammarCompiler
 
     @property
     def chat_template(self) -> "ChatTemplate | None":
@@ -89,6 +91,7 @@ class LoadedEngine:
 
     def close(self) -> None:
         """Abort what is live, stop the engine's thread, give the memory back."""
+        self.grammars.close()
         self.client.shutdown()
 
 
@@ -249,4 +252,5 @@ def assemble(
         resolved,
         report or executable.description,
         limits.num_blocks,
+        GrammarCompiler(tokenizer),
     )

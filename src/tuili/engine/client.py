@@ -20,6 +20,7 @@ from tuili.engine.request import Request, StepOutputs
 from tuili.engine.speculate import DraftStats
 from tuili.errors import InvalidRequest, Overloaded, Unavailable
 from tuili.observe.metrics import EngineMetrics
+from tuili.text.grammar.compiler import Grammar
 from tuili.types import FinishReason, GenerateRequest, RequestOutput
 
 log = logging.getLogger(__name__)
@@ -144,8 +145,9 @@ class EngineClient:
         """A request submitted now would run."""
         return self._death is None and not self._draining and not self._stopping
 
-    def submit(self, request: GenerateRequest) -> RequestStream:
-        """Queue a request and return its stream. Call it on the event loop that will read the stream.
+    def submit(self, request: GenerateRequest, grammar: Grammar | None = None) -> RequestStream:
+        """Queue a request, with its compiled grammar if any, and return its stream. Call it on the event loop that will read
+        the stream.
 
         Raises InvalidRequest or ContextTooLong for what cannot be served, Overloaded when the queue is full, Unavailable when the
         engine is draining or dead: all of it now, before anything is queued.
@@ -157,7 +159,7 @@ class EngineClient:
             raise InvalidRequest(f"request id {request.request_id!r} is in use by a running request", field="request_id")
         if not request.arrival:
             request = _arrived_now(request)
-        checked = self.checker.check(request, self._num_submitted)
+        checked = self.checker.check(request, self._num_submitted, grammar)
         self._check_queue()
         self._num_submitted += 1
         channel = _Channel(request.params.n)

@@ -149,34 +149,59 @@ class Engine:
         result: StepResult,
         outputs: StepOutputs,
     ) -> None:
-        """The token after the known ones; and while it was guessed right, the next, whose row saw that guess."""
-        num_right = 0
-        for guess in guesses:
-            if token_ids[row + num_right] != guess:
-                break
-            num_right += 1
-        for i in range(num_right + 1):
-            self._record_token(sequence, token_ids[row + i], row + i, result, outputs)
+        """The token after the known ones; and while what came was guessed right, the next, whose row saw those guesses."""
+        start, num_right, new = len(sequence.token_ids), 0, list[int]()
+        while new == guesses[num_right - len(new) : num_right]:
+            self._record_token(sequence, token_ids[row + num_right], row + num_right, result, outputs)
+            self._jump_ahead(sequence, outputs)
             if sequence.status is Status.FINISHED:
                 return
+            new = sequence.token_ids[start + num_right :]
+            num_right += len(new)
         if guesses:
+            known = sequence.token_ids[start:]
+            num_right = next(i for i, token in enumerate(known) if i == len(guesses) or token != guesses[i])
             self.scheduler.accept(sequence, len(guesses), num_right)
+
+    def _jump_ahead(self, sequence: Sequence, outputs: StepOutputs) -> None:
+        """Append the tokens that the grammar leaves no choice about; the next step computes them all together."""
+        request = sequence.request
+        if sequence.grammar is None or request.source.params.logprobs is not None:
+            return
+        for token_id in sequence.grammar.forced() if sequence.status is not Status.FINISHED else ():
+            self._append(sequence, token_id, None, outputs)
+            if sequence.status is Status.FINISHED:
+                return
 
     def _record_token(self, sequence: Sequence, token_id: int, row: int, result: StepResult, outputs: StepOutputs) -> None:
         request = sequence.request
         if token_id < 0:
-            self._fail(request, _NO_TOKEN, outputs)
+            stuck = sequence.grammar.error if sequence.grammar else None
+            self._fail(request, f"the grammar cannot go on: {stuck}" if stuck else _NO_TOKEN, outputs)
             return
         if request.prompt_logprobs is not None and sequence.index == 0 and sequence.num_output_tokens == 0:
             outputs.prompt_logprobs.append(PromptLogprobs(request.request_id, request.prompt_logprobs))
         num_top = request.source.params.logprobs
+        self._append(sequence, token_id, None if num_top is None else _raw_logprob(result, row, num_top), outputs)
+
+    def _append(self, sequence: Sequence, token_id: int, logprob: RawLogprob | None, outputs: StepOutputs) -> None:
+        request = sequence.request
         kept, finish_reason, stop_reason = self.scheduler.append(sequence, token_id)
-        logprob = _raw_logprob(result, row, num_top) if num_top is not None and kept else None
         outputs.events.append(
-            SequenceEvent(request.request_id, sequence.index, token_id if kept else -1, logprob, finish_reason, stop_reason)
+            SequenceEvent(
+                request.request_id,
+                sequence.index,
+                token_id if kept else -1,
+                logprob if kept else None,
+                finish_reason,
+                stop_reason,
+            )
         )
-        if finish_reason is not None and request.num_unfinished == 0:
-            del self._requests[request.request_id]
+        if finish_reason is not None:
+            if request.num_unfinished == 0:
+                del self._requests[request.request_id]
+        elif sequence.grammar is not None and not sequence.grammar.accept(token_id):
+            self._fail(request, f"the grammar cannot go on: {sequence.grammar.error}", outputs)
 
     def _fail(self, request: Request, message: str, outputs: StepOutputs) -> None:
         """End every sequence of a request with an error; nobody else is touched."""

@@ -150,7 +150,12 @@ def run_offline(loaded: LoadedEngine, requests: Sequence[GenerateRequest]) -> It
     """Run requests to their end in this thread, yielding outputs as they come. Raises what ``RequestChecker.check`` raises,
     before any of them runs. Closing the iterator aborts what is left."""
     engine, processor = loaded.engine, loaded.processor
-    checked = [loaded.checker.check(request, number) for number, request in enumerate(requests)]
+    asked = [request.params.structured_outputs for request in requests]
+    grammars = [loaded.grammars.compile(outputs.spec) if outputs else None for outputs in asked]
+    checked = [
+        loaded.checker.check(request, number, grammar)
+        for number, (request, grammar) in enumerate(zip(requests, grammars, strict=True))
+    ]
     for request in checked:
         processor.add(request.source)
         engine.add(request)

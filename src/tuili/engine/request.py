@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 from tuili.cache.manager import SequenceBlocks
 from tuili.engine.speculate import Drafter
+from tuili.text.grammar.compiler import Grammar
+from tuili.text.grammar.state import GrammarState
 from tuili.types import FinishReason, GenerateRequest
 
 
@@ -34,7 +36,7 @@ class Sequence:
     """One continuation of a request's prompt.
 
     ``max_tokens_total``: prompt and output end here. ``slot``: its row in the persistent arrays while it runs. ``drafter``:
-    guesses its next tokens, once somebody has asked for that.
+    guesses its next tokens, once somebody has asked for that. ``grammar``: where its output stands in what it has to match.
     """
 
     request: "Request"
@@ -47,6 +49,7 @@ class Sequence:
     slot: int = -1
     num_preemptions: int = 0
     drafter: Drafter | None = None
+    grammar: GrammarState | None = None
 
     @property
     def num_output_tokens(self) -> int:
@@ -81,6 +84,7 @@ class Request:
     num_unfinished: int = 0
     first_scheduled: float | None = None
     prompt_logprobs: list[tuple[int, RawLogprob] | None] | None = None
+    grammar: Grammar | None = None
     namespace: bytes = b""
     num_cached_tokens: int = 0
 
@@ -89,6 +93,9 @@ class Request:
         prompt = self.source.prompt_token_ids
         self.sequences = [Sequence(self, index, list(prompt), self.max_tokens_total) for index in range(params.n)]
         self.num_unfinished = params.n
+        if self.grammar is not None:
+            for sequence in self.sequences:
+                sequence.grammar = self.grammar.start()
         if params.prompt_logprobs is not None:
             self.prompt_logprobs = [None]
 

@@ -1,18 +1,20 @@
 """From sampling parameters to a SamplingBatch: parameters are written once, when a sequence gets its slot, and gathered by slot
 each step. Only rows that need penalties, bias or a list of allowed tokens take part in building the CSR lists."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tuili.backends.base import F32, I32, SamplingBatch
+from tuili.backends.base import F32, I32, U32, SamplingBatch
 from tuili.engine.request import Sequence
+from tuili.text.grammar.state import GrammarState, MaskWriter
 from tuili.types import SamplingParams
 
 _NO_IDS: I32 = np.zeros(0, np.int32)
+_NO_GUESSES: Mapping[int, list[int]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,53 @@ def _bias(params: SamplingParams, banned: frozenset[int], padding: I32) -> tuple
     return ids, values
 
 
+class Masks:
+    """Which tokens the grammars of a step's rows let come next."""
+
+    def __init__(self, max_num_rows: int) -> None:
+        self._none = np.full(max_num_rows, -1, np.int32)
+        self._no_masks: U32 = np.zeros((0, 0), np.uint32)
+        self._buffer = self._no_masks
+        self._writer: MaskWriter | None = None
+
+    def build(self, sequences: list[Sequence], target: I32, guesses: Mapping[int, list[int]]) -> tuple[I32, U32]:
+        """The mask index of each row, and the masks. ``guesses``: by slot; a row behind a guess stands beside the one before."""
+        index = self._none[: len(sequences)]
+        if all(sequence.grammar is None for sequence in sequences):
+            return index, self._no_masks
+        index = index.copy()
+        wanted: list[tuple[GrammarState, int, list[int]]] = []
+        num_masks, last = 0, None
+        for row, sequence in enumerate(sequences):
+            if sequence.grammar is None or target[row] >= 0:
+                continue
+            if sequence is not last:
+                wanted.append((sequence.grammar, num_masks, guesses.get(sequence.slot, [])))
+                last = sequence
+            index[row] = num_masks
+            num_masks += 1
+        if not wanted:
+            return index, self._no_masks
+        masks = self._rows(num_masks, wanted[0][0].num_words)
+        self._write(wanted, masks)
+        return index, masks
+
+    def write(self, sequences: list[Sequence], masks: U32) -> None:
+        """The masks of the next step, one for each sequence that has a grammar, into those of the last."""
+        grammars = [sequence.grammar for sequence in sequences if sequence.grammar is not None]
+        self._write([(grammar, row, []) for row, grammar in enumerate(grammars)], masks)
+
+    def _write(self, wanted: list[tuple[GrammarState, int, list[int]]], masks: U32) -> None:
+        if self._writer is None:
+            self._writer = MaskWriter()
+        self._writer.write(wanted, masks)
+
+    def _rows(self, count: int, num_words: int) -> U32:
+        if len(self._buffer) < count:
+            self._buffer = np.zeros((2 * count, num_words), np.uint32)
+        return self._buffer[:count]
+
+
 class SamplingSlots:
     """Parameters by slot, and the SamplingBatch of a step.
 
@@ -113,6 +162,7 @@ class SamplingSlots:
         self._no_targets = np.full(max_num_rows, -1, np.int32)
         self._padding_ids = np.tile(self._padding, max_num_rows)
         self._padding_values = np.full(len(self._padding_ids), -np.inf, np.float32)
+        self._masks = Masks(max_num_rows)
         self._padding_start = np.arange(max_num_rows + 1, dtype=np.int32) * len(self._padding)
 
     def admit(self, sequence: Sequence) -> None:
@@ -133,10 +183,16 @@ class SamplingSlots:
         if RowLists.needed(sequence):
             self._lists[slot] = RowLists(sequence, self._padding)
 
-    def build(self, sequences: list[Sequence], targets: list[int] | None = None, ahead: list[int] | None = None) -> SamplingBatch:
+    def build(
+        self,
+        sequences: list[Sequence],
+        targets: list[int] | None = None,
+        ahead: list[int] | None = None,
+        guesses: Mapping[int, list[int]] = _NO_GUESSES,
+    ) -> SamplingBatch:
         """The SamplingBatch of one step. ``sequences``: whose output row it is, row by row. ``targets``: -1 to sample, else the
         prompt token whose log-probability the row reports; None: every row samples. ``ahead``: how many guessed tokens lie
-        between the known ones and the one that the row samples; None: no row has any."""
+        between the known ones and the one that the row samples; None: no row has any. ``guesses``: these tokens, by slot."""
         slots = np.array([sequence.slot for sequence in sequences], np.intp)
         # np.take and not indexing, which would leave rows that are not contiguous.
         floats = np.take(self._floats, slots, axis=1)
@@ -150,6 +206,7 @@ class SamplingSlots:
         if ahead is not None:
             position += np.array(ahead, np.int32)
         bias, penalties, allowed = self._lists_of(sequences, target)
+        mask_index, masks = self._masks.build(sequences, target, guesses)
         return SamplingBatch(
             temperature=floats[0],
             top_p=floats[1],
@@ -171,12 +228,16 @@ class SamplingSlots:
             penalty_counts=penalties.values,
             allowed_start=allowed.start,
             allowed_ids=allowed.ids,
+            mask_index=mask_index,
+            masks=masks,
         )
 
     def advance(self, batch: SamplingBatch, sequences: list[Sequence]) -> SamplingBatch:
         """The batch of the next step, when the last one sampled a token for each of the same ``sequences``."""
         if self._lists and any(sequence.slot in self._lists for sequence in sequences):
             return self.build(sequences)
+        if len(batch.masks) > 0:
+            self._masks.write(sequences, batch.masks)
         np.add(batch.position, 1, out=batch.position)
         return batch
 

@@ -175,6 +175,8 @@ class Scheduler:
         if sequence.drafter is None:
             sequence.drafter = Drafter(self.speculative)
         guesses = sequence.drafter.propose(sequence.token_ids, most)
+        if sequence.grammar is not None:
+            guesses = guesses[: sequence.grammar.num_valid(guesses)]
         assert sequence.blocks is not None
         computed, known = sequence.num_computed_tokens, len(sequence.token_ids)
         if guesses and self.kv.grow(sequence.blocks, computed, known + len(guesses)):

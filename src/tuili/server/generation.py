@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from tuili.engine.client import EngineClient, RequestStream
 from tuili.errors import BackendError
+from tuili.text.grammar.compiler import Grammar
 from tuili.types import GenerateRequest, RequestOutput, Usage
 
 #: The place of a prompt in the call, with what the engine says about it.
@@ -38,12 +39,18 @@ class Generation:
         self.counts = [Usage(0, 0) for _ in streams]
 
     @classmethod
-    def start(cls, client: EngineClient, requests: Sequence[GenerateRequest], running: "set[Generation]") -> "Generation":
+    def start(
+        cls,
+        client: EngineClient,
+        requests: Sequence[GenerateRequest],
+        running: "set[Generation]",
+        grammar: Grammar | None = None,
+    ) -> "Generation":
         """Submits all or none, and is in ``running`` until it is closed. Raises what ``EngineClient.submit`` does."""
         streams: list[RequestStream] = []
         try:
             for request in requests:
-                streams.append(client.submit(request))
+                streams.append(client.submit(request, grammar))
         except Exception:
             for request in requests[: len(streams)]:
                 client.abort(request.request_id)

@@ -1,8 +1,8 @@
 """Sampling in NumPy: the definition of what ``SamplingBatch`` asks for, one row at a time.
 
-Order: log-probabilities of the raw logits; then bias and allowed ids, repetition penalty, presence and frequency penalties;
-greedy (the lowest id wins a tie) at temperature 0 or top_p 0; otherwise temperature, top-k, top-p, min-p, and the largest of
-logit + Gumbel noise. The noise of a token depends on (seed, sequence, position, token id) alone.
+Order: log-probabilities of the raw logits; then the mask, bias and allowed ids, repetition penalty, presence and frequency
+penalties; greedy (the lowest id wins a tie) at temperature 0 or top_p 0; otherwise temperature, top-k, top-p, min-p, and the
+largest of logit + Gumbel noise. The noise of a token depends on (seed, sequence, position, token id) alone.
 """
 
 import numpy as np
@@ -90,8 +90,12 @@ def choose(logits: F32, batch: SamplingBatch, row: int) -> int:
 
 
 def adjust(logits: F32, batch: SamplingBatch, row: int) -> F32:
-    """Bias, allowed ids and penalties."""
+    """Mask, bias, allowed ids and penalties."""
     out = logits.copy()
+    if batch.mask_index[row] >= 0:
+        bits = np.unpackbits(batch.masks[batch.mask_index[row]].view(np.uint8), bitorder="little")[: len(out)]
+        out[: len(bits)][bits == 0] = -np.inf
+        out[len(bits) :] = -np.inf
     bias = slice(batch.bias_start[row], batch.bias_start[row + 1])
     out[batch.bias_ids[bias]] += batch.bias_values[bias]
     allowed = batch.allowed_ids[batch.allowed_start[row] : batch.allowed_start[row + 1]]
@@ -157,4 +161,6 @@ def greedy(rows: int) -> SamplingBatch:
         penalty_counts=ids,
         allowed_start=start,
         allowed_ids=ids,
+        mask_index=np.full(rows, -1, np.int32),
+        masks=np.zeros((0, 0), np.uint32),
     )

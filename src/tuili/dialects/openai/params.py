@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from tuili.dialects.openai.schema import ChatCompletionBody, CompletionBody, GenerationBody
+from tuili.dialects.openai.structured import structured_outputs
 from tuili.dialects.openai.wire import PromptTokensDetails, Usage
 from tuili.errors import InvalidRequest
 from tuili.types import MAX_LOGPROBS, SamplingParams
@@ -52,6 +53,7 @@ def _params(
     prompt_logprobs: int | None,
 ) -> SamplingParams:
     _check_count("prompt_logprobs", body.prompt_logprobs)
+    structured = structured_outputs(body)
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     return SamplingParams(
         n=_or(body.n, 1),
@@ -74,6 +76,7 @@ def _params(
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         skip_special_tokens=_or(body.skip_special_tokens, True),
+        structured_outputs=structured[1] if structured else None,
     )
 
 

@@ -60,6 +60,13 @@ class GenerationBody(Wire):
     skip_special_tokens: bool | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    # What form the output has to have: OpenAI's, vLLM's, and vLLM's older names.
+    response_format: dict[str, Json] | None = None
+    structured_outputs: dict[str, Json] | None = None
+    guided_json: Json = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     # Bookkeeping of the caller; nothing in the answer depends on it.
     user: str | None = None
     metadata: Json = None
@@ -107,7 +114,6 @@ class ChatCompletionBody(GenerationBody):
     tools: list[dict[str, Json]] | None = None
     tool_choice: str | dict[str, Json] | None = None
     parallel_tool_calls: bool | None = None
-    response_format: dict[str, Json] | None = None
 
 
 class CompletionBody(GenerationBody):
@@ -117,7 +123,6 @@ class CompletionBody(GenerationBody):
     best_of: int | None = None
     suffix: str | None = None
     add_special_tokens: bool | None = None
-    response_format: dict[str, Json] | None = None
 
 
 Body = TypeVar("Body", bound=GenerationBody)
@@ -172,21 +177,10 @@ def _absent(value: object) -> bool:
     return value is None or value is False or value == [] or value == {}
 
 
-def _is_text_format(value: object) -> bool:
-    return _absent(value) or (isinstance(value, dict) and value.get("type") == "text")
-
-
-_STRUCTURED = "structured output is not supported yet: leave it out, and ask for the format in the prompt"
 _TOOLS = 'tool calling is not supported yet: leave it out, or send tool_choice: "none"'
 
 #: field -> (values that are fine, what to do otherwise)
 _REFUSED: dict[str, tuple[Callable[[object], bool], str]] = {
-    "response_format": (_is_text_format, _STRUCTURED),
-    "guided_json": (_absent, _STRUCTURED),
-    "guided_regex": (_absent, _STRUCTURED),
-    "guided_choice": (_absent, _STRUCTURED),
-    "guided_grammar": (_absent, _STRUCTURED),
-    "structured_outputs": (_absent, _STRUCTURED),
     "functions": (_absent, _TOOLS),
     "function_call": (lambda value: _absent(value) or value == "none", _TOOLS),
     "chat_template": (_absent, "templates from requests are never run: the model's own is used; leave it out"),

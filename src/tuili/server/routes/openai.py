@@ -18,6 +18,7 @@ from tuili.dialects.openai.completions import CompletionReply, Prompt, prompts
 from tuili.dialects.openai.params import cache_salt, chat_params, completion_params, priority
 from tuili.dialects.openai.reply import Reply, ReplyHeader
 from tuili.dialects.openai.schema import Body, ChatCompletionBody, CompletionBody, GenerationBody, ignored_fields, parse_body
+from tuili.dialects.openai.structured import structured_outputs
 from tuili.dialects.openai.wire import Model, encode
 from tuili.engine.build import LoadedEngine
 from tuili.errors import InvalidRequest, TemplateRefused
@@ -25,6 +26,7 @@ from tuili.server.body import read_json
 from tuili.server.generation import Generation
 from tuili.server.service import Service
 from tuili.server.stream import EventStream, run_to_end
+from tuili.text.grammar.compiler import Grammar
 from tuili.types import GenerateRequest, SamplingParams
 
 log = logging.getLogger(__name__)
@@ -65,8 +67,9 @@ async def create_chat_completion(request: Request) -> Response:
     body, call = await _begin(request, ChatCompletionBody, "chatcmpl")
     params = chat_params(body, call.loaded.resolved.max_model_len)
     prompt_ids = await _in_thread(lambda: _render(call.loaded, body))
+    grammar = await _compile(call, body)
     try:
-        generation = _start(call, [prompt_ids], params, body)
+        generation = _start(call, [prompt_ids], params, body, grammar)
     except InvalidRequest as error:
         if error.field == "prompt":
             error.field = "messages"  # what the client sent; the prompt is our rendering of it
@@ -83,7 +86,8 @@ async def create_completion(request: Request) -> Response:
     add_bos = False if body.add_special_tokens is False else None
     prompt_ids = [await _encode(call.loaded, prompt, add_bos) for prompt in given]
     texts = [_echo_text(call.loaded, prompt) for prompt in given] if body.echo else [""] * len(given)
-    generation = _start(call, prompt_ids, params, body)
+    grammar = await _compile(call, body)
+    generation = _start(call, prompt_ids, params, body, grammar)
     reply = CompletionReply(body, call.header, call.loaded.tokenizer.token_bytes, prompt_ids, texts)
     return await _answer(call, generation, reply, in_stream=bool(body.stream))
 
@@ -145,14 +149,32 @@ async def _in_thread(function: Callable[[], T]) -> T:
     return await asyncio.to_thread(function)
 
 
-def _start(call: Call, prompt_ids: Sequence[Sequence[int]], params: SamplingParams, body: GenerationBody) -> Generation:
+async def _compile(call: Call, body: GenerationBody) -> Grammar | None:
+    asked = structured_outputs(body)
+    if asked is None:
+        return None
+    field, outputs = asked
+    try:
+        return await call.loaded.grammars.compile_async(outputs.spec)
+    except InvalidRequest as error:
+        error.field = field
+        raise
+
+
+def _start(
+    call: Call,
+    prompt_ids: Sequence[Sequence[int]],
+    params: SamplingParams,
+    body: GenerationBody,
+    grammar: Grammar | None,
+) -> Generation:
     tenant = None if call.service.options.share_prefix else getattr(call.request.state, "tenant", None)
     now, order, salt = time.monotonic(), priority(body), cache_salt(body)
     requests = [
         GenerateRequest(f"{call.header.id}-{index}", tuple(ids), params, order, now, tenant, salt)
         for index, ids in enumerate(prompt_ids)
     ]
-    generation = Generation.start(call.loaded.client, requests, call.service.running)
+    generation = Generation.start(call.loaded.client, requests, call.service.running, grammar)
     call.request.state.generation = generation  # for the access log
     return generation
 
