@@ -1,7 +1,7 @@
 """From what a request asks for to a grammar that can be followed token by token.
 
-llguidance is imported when the first grammar comes. Grammars come from outside: compiling runs in threads of its own, within limits
-of size and time, and at most two at once, so that no grammar holds up anything but other grammars.
+llguidance is imported when the first grammar comes. Grammars come from outside: compiling runs in threads of its own, within
+limits of size and time, and at most two at once, so that no grammar holds up anything but other grammars.
 """
 
 import asyncio
