@@ -94,4 +94,4 @@ def test_hundreds_of_schemas(llm: LLM) -> None:
     ended = [(schema, r.text) for (schema, _), r in zip(usable, results, strict=True) if r.outputs[0].finish_reason == "stop"]
     assert len(ended) >= 0.6 * len(asked)
     for schema, text in ended:
-        jsonschema.validate(json.loads(text), schema, format_checker=jsonschema.FormatChecker())
+        jsonschema.validate(json.loads(text), schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER)

@@ -3,9 +3,11 @@
 import json
 import re
 
+import jsonschema
 import pytest
 
 from support.fake_model import fake_engine
+from support.schemas import BEYOND, schemas
 from tuili.backends.fake import FakeExecutable
 from tuili.config.options import SpeculativeConfig
 from tuili.engine.build import LoadedEngine
@@ -156,3 +158,26 @@ def test_a_bad_grammar_is_refused_before_anything_runs() -> None:
     with pytest.raises(InvalidRequest, match="unclosed character class"):
         LLM(loaded).generate("x", wanted(StructuredOutputs(regex="[")))
     assert not loaded.engine.has_work
+
+
+def test_hundreds_of_schemas() -> None:
+    """Whatever the noise picks validates, formats included; what cannot be constrained is refused by its keyword."""
+    loaded = fake_engine(max_num_seqs=32, num_blocks=(2000,))
+    usable: list[tuple[dict[str, object], StructuredOutputs]] = []
+    refused: list[str] = []
+    for schema in schemas():
+        outputs = StructuredOutputs(json=schema)
+        try:
+            loaded.grammars.compile(outputs.spec)
+        except InvalidRequest as error:
+            refused.append(str(error))
+        else:
+            usable.append((schema, outputs))
+    assert len(usable) >= 300
+    assert len(refused) == len(BEYOND)
+    assert all(any(keyword in message for message in refused) for keyword in BEYOND)
+    results = run(loaded, [wanted(outputs, seed) for seed, (_, outputs) in enumerate(usable)])
+    ended = [(schema, r.text) for (schema, _), r in zip(usable, results, strict=True) if r.outputs[0].finish_reason == "stop"]
+    assert len(ended) >= 0.9 * len(usable)
+    for schema, text in ended:
+        jsonschema.validate(json.loads(text), schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER)

@@ -13,6 +13,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from typing import TYPE_CHECKING
 
 from tuili.errors import InvalidRequest
+from tuili.text.grammar.formats import with_strict_formats
 from tuili.text.grammar.state import GrammarState, first_line
 from tuili.text.tokenizer.base import Tokenizer
 from tuili.types import GrammarSpec
@@ -151,7 +152,7 @@ def _llguidance_text(spec: GrammarSpec) -> str:
 
     match spec.kind:
         case "json_schema":
-            return LLMatcher.grammar_from_json_schema(_object_schema(spec.text), overrides=_JSON_OPTIONS)  # type: ignore[arg-type]
+            return LLMatcher.grammar_from_json_schema(with_strict_formats(_object_schema(spec.text)), overrides=_JSON_OPTIONS)  # type: ignore[arg-type]
         case "json_object":
             return LLMatcher.grammar_from_json_schema('{"type": "object"}', overrides=_JSON_OPTIONS)  # type: ignore[arg-type]
         case "regex":
