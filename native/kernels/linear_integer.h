@@ -160,7 +160,7 @@ struct IntegerProduct {
     }
 
     static void run(const Product& p) {
-        if (p.num_rows > kDirectRows) return panel(p);
+        if (p.num_rows > BlockDot::kDirectRows) return panel(p);
         const int groups = (p.num_rows + kDirectStep - 1) / kDirectStep;
         for (int t = 0; t < p.num_tiles; t++)
             for (int i = 0; i < groups; i++) {

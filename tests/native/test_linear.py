@@ -118,7 +118,7 @@ def test_a_row_has_the_same_bits_in_any_company_and_on_every_level(fmt: QuantFor
             assert (weight.linear(x[:count], fine=True) == fine[:count]).all(), (level, count)
         for tiles_at_once in (1, 3, 100):
             assert (weight.linear(x, tiles_at_once=tiles_at_once) == expected).all()
-        for count in (1, 2, 3, 4, 5, 7, 8, 9, 12, 13, 33):
+        for count in (1, 2, 3, 4, 5, 7, 8, 9, 12, 13, 16, 17, 33):
             assert (weight.linear(x[:count]) == expected[:count]).all(), (level, count)
         order = np.array([69, 0, 3, 3, 17], np.int32)
         assert (weight.linear(x, row_index=order) == expected[order]).all()

@@ -12,9 +12,8 @@
 
 namespace tuili::avx2 {
 
-// Rows that the direct kernel takes at once; up to kDirectRows it is used instead of the panel.
+// Rows that the direct kernel takes at once.
 inline constexpr int kDirectStep = 4;
-inline constexpr int kDirectRows = 4;
 
 struct Bytes {
     __m256i lo, hi;
@@ -111,6 +110,9 @@ struct UnsignedDot : PlainPanel<kSteps> {
     static constexpr int kFlush = kOffset != 0 || kRange <= 15 ? kSteps : 4;
     static_assert(kOffset == 0 || (kOffset <= kUnit && kRange - kOffset <= kUnit));
     static constexpr int kRows = 6; // of the panel kernel: what fits the registers
+    // Up to so many rows, decoding a tile anew for every four costs less than expanding it once. Measured: the more there is to
+    // decode (fifth bits, two scales a block), the fewer.
+    static constexpr int kDirectRows = kSteps == 4 ? 4 : kRange <= 15 ? 12 : 8;
     __m256i pairs_lo, pairs_hi, lo, hi;
 
     TUILI_INLINE void start(const int32_t* offset, const uint8_t*) {
@@ -142,7 +144,7 @@ struct UnsignedDot : PlainPanel<kSteps> {
 
 // The same for signed bytes, whose products widen step by step.
 struct SignedDot {
-    static constexpr int kSteps = 8, kRows = 5;
+    static constexpr int kSteps = 8, kRows = 5, kDirectRows = 16;
     __m256i lo, hi;
 
     // A panel keeps sizes and signs: with x's bits flipped where w is negative, |w| * ~x = w * x - |w|. That is one operation any

@@ -8,9 +8,8 @@
 
 namespace tuili::avx512 {
 
-// Rows that the direct kernel takes at once; up to kDirectRows it is used instead of the panel.
+// Rows that the direct kernel takes at once.
 inline constexpr int kDirectStep = 8;
-inline constexpr int kDirectRows = 32;
 
 struct Bytes {
     __m512i v;
@@ -76,7 +75,8 @@ template <int kRange, int kSteps, int kOffset>
 struct Dot : PlainPanel<kSteps> {
     static constexpr int kUnit = kSteps == 8 ? 16 : 32;
     static constexpr int kShift = kRange == 128 ? 128 : kOffset;
-    static constexpr int kRows = 12; // of the panel kernel: what fits the registers
+    static constexpr int kRows = 12;       // of the panel kernel: what fits the registers
+    static constexpr int kDirectRows = 32; // up to so many rows a tile is decoded in registers instead of expanded
     __m512i sum;
 
     TUILI_INLINE void start(const int32_t* offset, const uint8_t*) {

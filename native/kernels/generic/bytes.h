@@ -9,9 +9,8 @@
 
 namespace tuili::generic {
 
-// Rows that the direct kernel takes at once; up to kDirectRows it is used instead of the panel.
+// Rows that the direct kernel takes at once.
 inline constexpr int kDirectStep = 2;
-inline constexpr int kDirectRows = 2;
 
 template <int M, int kLines>
 TUILI_INLINE void prefetch_stream(const uint8_t*) {}
@@ -78,7 +77,8 @@ TUILI_INLINE int32_t start_word(int32_t even, int32_t odd) { return even + odd; 
 template <int kRange, int kSteps, int kOffset>
 struct Dot : PlainPanel<kSteps> {
     static constexpr int kUnit = kSteps == 8 ? 16 : 32;
-    static constexpr int kRows = 2; // of the panel kernel
+    static constexpr int kRows = 2;       // of the panel kernel
+    static constexpr int kDirectRows = 2; // up to so many rows a tile is decoded row by row instead of expanded
     int32_t sum[16];
 
     TUILI_INLINE void start(const int32_t* offset, const uint8_t*) {
