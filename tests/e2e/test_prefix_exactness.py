@@ -12,6 +12,7 @@ from tuili.config.options import EngineOptions, IsaName, SpeculativeConfig
 from tuili.engine.build import LoadedEngine, build_engine
 from tuili.engine.llm import GenerationResult
 from tuili.models.registry import architectures
+from tuili.types import StructuredOutputs
 
 pytest.importorskip("tuili._native", reason="the native extension is not built")
 
@@ -38,6 +39,31 @@ def assert_same(got: list[GenerationResult], expected: list[GenerationResult]) -
     """Bit for bit: tokens, text, log-probabilities, counts; only where the prompt's tokens came from may differ."""
     for i, (ours, theirs) in enumerate(zip(got, expected, strict=True)):
         assert replace(ours, usage=replace(ours.usage, cached_tokens=0)) == theirs, f"request {i} differs"
+
+
+#: Forms that go on longer than the answers, and one with keys that are put without asking the model.
+LETTERS = StructuredOutputs(regex="[ab]{200}")
+RECORD = StructuredOutputs(
+    json={
+        "type": "array",
+        "minItems": 20,
+        "items": {
+            "type": "object",
+            "properties": {"wanted": {"type": "boolean"}, "kind": {"enum": ["he", "hello", 3]}},
+            "required": ["wanted", "kind"],
+            "additionalProperties": False,
+        },
+    }
+)
+
+
+def constrained(workload: Workload) -> Workload:
+    """The same requests, four of five with a form: with log-probabilities, and without, where forced tokens are jumped over."""
+    forms = [(LETTERS, 2), (None, 2), (RECORD, 2), (RECORD, None), (LETTERS, None)]
+    params = [
+        replace(params, structured_outputs=forms[i % 5][0], logprobs=forms[i % 5][1]) for i, params in enumerate(workload.params)
+    ]
+    return Workload(workload.prompts, params)
 
 
 GUESSING = SpeculativeConfig("ngram", prompt_lookup_min=1, max_batch_rows=32)
@@ -69,13 +95,23 @@ def check(workload: Workload, off: LoadedEngine, on: LoadedEngine, small: Loaded
 @pytest.mark.parametrize("architecture", sorted(architectures()))
 def test_tiny_models(architecture: str, isa: IsaName) -> None:
     """D-PFX-1, on every architecture: full, sliding and mixed state groups."""
+    check_tiny(shared_workload(12, 260, 60, 30), architecture, isa)
 
+
+@pytest.mark.parametrize("isa", AVAILABLE)
+@pytest.mark.parametrize("architecture", ["gemma3", "llama"])
+def test_tiny_models_with_grammars(architecture: str, isa: IsaName) -> None:
+    """D-SPEC-1: a grammar, with jumps over forced tokens and without, beside requests that have none."""
+    check_tiny(constrained(shared_workload(12, 260, 60, 30)), architecture, isa)
+
+
+def check_tiny(workload: Workload, architecture: str, isa: IsaName) -> None:
     def engine(**options: Any) -> LoadedEngine:
         return tiny_engine(architecture, CpuBackend(isa=isa, threads=2), EngineOptions(max_model_len=112, **options))
 
     budget = engine(max_num_seqs=1).resolved.kv_cache_memory_bytes
     check(
-        shared_workload(12, 260, 60, 30),
+        workload,
         engine(enable_prefix_caching=False),
         engine(),
         engine(kv_cache_memory_bytes=budget, max_num_batched_tokens=64),
@@ -84,13 +120,16 @@ def test_tiny_models(architecture: str, isa: IsaName) -> None:
 
 
 @pytest.mark.real
-def test_smollm2() -> None:
+@pytest.mark.parametrize("with_grammars", [False, True])
+def test_smollm2(with_grammars: bool) -> None:
+    workload = shared_workload(18, 49152, 150, 16)
+
     def load(**options: Any) -> LoadedEngine:
         chosen = EngineOptions(backend="cpu", threads=2, max_model_len=512, **{"kv_cache_memory_bytes": 2**28, **options})
         return build_engine(models.path("smollm2:135m"), chosen, machine=MACHINE)
 
     check(
-        shared_workload(18, 49152, 150, 16),
+        constrained(workload) if with_grammars else workload,
         load(enable_prefix_caching=False),
         load(),
         load(kv_cache_memory_bytes=8 * 2**20),

@@ -10,6 +10,7 @@ import pytest
 
 from support.fake_model import fake_engine
 from support.server import MODEL, RunningServer, running_server
+from tuili.text.grammar import compiler
 
 SCHEMA = {
     "type": "object",
@@ -106,3 +107,25 @@ def test_health_answers_while_a_grammar_is_compiled(server: RunningServer, clien
         assert server.request("GET", "/health").status == 200
     ask.join()
     assert json.loads(replies[0].choices[0].message.content) in values
+
+
+def test_a_grammar_that_takes_too_long_is_refused_and_others_go_on(
+    server: RunningServer, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """[D-SO-1] what cannot be stopped keeps one of the threads; the other serves everybody else."""
+    plain, released = compiler._matcher, threading.Event()
+
+    def matcher(spec: Any, vocabulary: Any) -> Any:
+        if spec.text == "endless":
+            released.wait()
+        return plain(spec, vocabulary)
+
+    monkeypatch.setattr(compiler, "_matcher", matcher)
+    try:
+        with monkeypatch.context() as patch, pytest.raises(openai.BadRequestError) as caught:
+            patch.setattr(compiler, "SECONDS_TO_COMPILE", 0.01)
+            chat(client, extra_body={"guided_regex": "endless"})
+        assert (caught.value.param, "not compiled within" in str(caught.value)) == ("guided_regex", True)
+        assert chat(client, extra_body={"guided_regex": "soon|later"}).choices[0].message.content in ("soon", "later")
+    finally:
+        released.set()
