@@ -168,8 +168,9 @@ class AttentionTile {
     void run() {
         load_queries();
         start_totals();
+        fetch_first(first_visible(0), last_position());
         for (int64_t s = segment_of(first_visible(0)); s <= segment_of(last_position() - 1); s++) {
-            segment(s);
+            segment(s, last_position());
             for (int row = 0; row < rows_; row++) merge_sums(totals_[row], segment_sum(row), a_.head_dim);
         }
         store_output();
@@ -177,8 +178,10 @@ class AttentionTile {
 
     // One segment, its sums kept for merge().
     void run_segment(int64_t s) {
+        const int64_t end = segment_end(s);
+        fetch_first(segment_first(s), end);
         load_queries();
-        segment(s);
+        segment(s, end);
         for (int row = 0; row < rows_; row++) {
             float* const place = partial(s, row);
             const AttentionSum sum = segment_sum(row);
@@ -210,19 +213,38 @@ class AttentionTile {
         return a_.partials + ((s - segment_of(first_visible(0))) * rows_ + row) * (a_.head_dim + kPartialExtra);
     }
 
-    void segment(int64_t s) {
+    int64_t segment_end(int64_t s) const {
+        return segment_start(s + 1) < last_position() ? segment_start(s + 1) : last_position();
+    }
+    int64_t segment_first(int64_t s) const { return segment_start(s) > first_visible(0) ? segment_start(s) : first_visible(0); }
+
+    // Requests the first chunk of positions [first, end), where nobody did so before.
+    void fetch_first(int64_t first, int64_t end) const {
+        if (!a_.unexpected) return;
+        const int64_t chunk_end = first / kAttentionChunk * kAttentionChunk + kAttentionChunk;
+        for (int64_t p = first / kBlockSize * kBlockSize; p < end && p < chunk_end; p += kBlockSize) {
+            const uint16_t* const k = key_block(p);
+            for (int i = 0; i < kBlockSize * a_.head_dim; i += 32) {
+                prefetch(k + i);
+                prefetch(k + a_.v_offset + i);
+            }
+        }
+    }
+
+    // Sums over segment s; positions up to read_end are read after it, one by one.
+    void segment(int64_t s, int64_t read_end) {
         for (int row = 0; row < rows_; row++) {
             for (int d = 0; d < a_.head_dim; d += 16) store(out_ + row * a_.head_dim + d, zero());
             maximum_[row] = kFarBelow;
             store(weights_[row], zero());
         }
         const int64_t first_position = first_visible(0);
-        const int64_t end = segment_start(s + 1) < last_position() ? segment_start(s + 1) : last_position();
+        const int64_t end = segment_end(s);
         int64_t c = segment_start(s) > first_position ? segment_start(s) : first_position / kAttentionChunk * kAttentionChunk;
         for (; c < end; c += kAttentionChunk) {
             const int first_token = static_cast<int>(first_position > c ? first_position - c : 0);
             const int last_token = static_cast<int>(end - c < kAttentionChunk ? end - c : kAttentionChunk);
-            chunk(c, first_token, last_token, end);
+            chunk(c, first_token, last_token, read_end);
         }
     }
 
@@ -249,17 +271,27 @@ class AttentionTile {
         return a_.pool + a_.block_table[position / kBlockSize] * a_.block_stride;
     }
 
+    // What is read after block b of the chunk at c: the same block of the next chunk, or of what the thread computes next.
+    const uint16_t* block_after(int64_t c, int b, int64_t read_end) const {
+        const int64_t chunk = c + kAttentionChunk, position = chunk + b * kBlockSize;
+        if (position < read_end) return key_block(position);
+        if (chunk < read_end || !a_.next.pool) return nullptr;
+        const int64_t next = a_.next.first / kAttentionChunk * kAttentionChunk + b * kBlockSize;
+        if (next + kBlockSize <= a_.next.first || next >= a_.next.last) return nullptr;
+        return a_.next.pool + a_.next.block_table[next / kBlockSize] * a_.block_stride;
+    }
+
     // Tokens [c + first_token, c + last_token). Blocks lie anywhere, so the hardware does not see those of the next chunk coming.
-    void chunk(int64_t c, int first_token, int last_token, int64_t end) {
+    void chunk(int64_t c, int first_token, int last_token, int64_t read_end) {
         KeyBlocks k;
         const uint16_t* v[kChunkBlocks];
         const int first_block = first_token / kBlockSize, last_block = (last_token + kBlockSize - 1) / kBlockSize;
         k.v_offset = a_.v_offset;
-        k.ahead = c + kAttentionChunk < end;
+        k.ahead = c + kAttentionChunk < read_end || a_.next.pool;
         for (int b = first_block; b < last_block; b++) {
-            const int64_t position = c + b * kBlockSize, next = position + kAttentionChunk;
-            k.now[b] = key_block(position);
-            k.next[b] = next < end ? key_block(next) : k.now[b];
+            k.now[b] = key_block(c + b * kBlockSize);
+            const uint16_t* const next = block_after(c, b, read_end);
+            k.next[b] = next ? next : k.now[b]; // which costs nothing
             v[b] = k.now[b] + a_.v_offset;
         }
         for (int row = 0, count; row < rows_; row += count) {

@@ -23,6 +23,14 @@ inline constexpr int64_t segment_of(int64_t position) {
     return position < 4096 ? position / 256 + 3 : position / 1024 + 15;
 }
 
+// Positions [first, last) of a sequence, last > first, which the calling thread reads next: their first chunk is fetched while
+// the last one of a call is computed. `pool` as in AttentionArgs; null: nothing is known.
+struct NextPositions {
+    const uint16_t* pool;
+    const int32_t* block_table;
+    int64_t first, last;
+};
+
 // Query heads of one KV head, for a run of queries of one sequence: rows are (query, head).
 struct AttentionArgs {
     const float* q; // head j of query i at q + i * ldq + j * head_dim
@@ -40,8 +48,10 @@ struct AttentionArgs {
     const uint16_t* pool; // K of block b at pool + b * block_stride: [head_dim][16]; V at + v_offset: [16][head_dim]; f16
     int64_t block_stride; // in uint16
     int64_t v_offset;     // in uint16
-    float* scratch;       // kAttentionScratch floats, 64-byte aligned
-    float* partials;      // of attention_segment and attention_merge: [segments seen][rows][head_dim + kPartialExtra]
+    NextPositions next;
+    bool unexpected; // no earlier call had these positions as its next ones
+    float* scratch;  // kAttentionScratch floats, 64-byte aligned
+    float* partials; // of attention_segment and attention_merge: [segments seen][rows][head_dim + kPartialExtra]
 };
 
 inline constexpr int kAttentionRows = 32;

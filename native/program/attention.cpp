@@ -69,6 +69,12 @@ AttentionArgs arguments(const op::Attention& o, const Frame& f, const Tile& tile
     return args;
 }
 
+// Positions that a tile's queries see.
+NextPositions positions(const AttentionArgs& a) {
+    const int64_t first = a.window > 0 ? std::max<int64_t>(a.first_position - a.window + 1, 0) : 0;
+    return {a.pool, a.block_table, first, a.causal ? a.first_position + a.num_queries : a.context};
+}
+
 int64_t products(const op::Attention& o, const Step& step) {
     int64_t positions = 0;
     for (int64_t s = 0; s < step.num_sequences; s++)
@@ -76,12 +82,8 @@ int64_t products(const op::Attention& o, const Step& step) {
     return positions * o.num_heads * o.head_dim * 2;
 }
 
-int32_t first_segment(const AttentionArgs& a) {
-    return static_cast<int32_t>(segment_of(a.window > 0 ? std::max<int64_t>(a.first_position - a.window + 1, 0) : 0));
-}
-int32_t last_segment(const AttentionArgs& a) {
-    return static_cast<int32_t>(segment_of((a.causal ? a.first_position + a.num_queries : a.context) - 1));
-}
+int32_t first_segment(const AttentionArgs& a) { return static_cast<int32_t>(segment_of(positions(a).first)); }
+int32_t last_segment(const AttentionArgs& a) { return static_cast<int32_t>(segment_of(positions(a).last - 1)); }
 
 // Few tiles leave threads idle, as when one sequence with few KV heads is decoded: then the segments of a tile are shared out,
 // and whoever computes the last one merges them. The bits are the same.
@@ -109,6 +111,8 @@ class SharedTiles {
         const auto tile = static_cast<size_t>(piece.tile);
         AttentionArgs args = arguments(o_, f_, tiles_[tile]);
         args.scratch = scratch;
+        args.next = after(i);
+        args.unexpected = i < f_.pool.num_threads();
         if (piece.segment == kWhole) return f_.kernels.ops.attention(args);
         args.partials = f_.work.attention_partials.data() + partials_[tile];
         f_.kernels.ops.attention_segment(args, piece.segment);
@@ -116,6 +120,19 @@ class SharedTiles {
     }
 
   private:
+    // What a thread that took piece i most likely takes next.
+    NextPositions after(int64_t i) const {
+        const int64_t next = i + f_.pool.num_threads();
+        if (next >= num_pieces()) return {};
+        const Piece& piece = pieces_[static_cast<size_t>(next)];
+        NextPositions result = positions(arguments(o_, f_, tiles_[static_cast<size_t>(piece.tile)]));
+        if (piece.segment != kWhole) {
+            result.first = std::max(result.first, segment_start(piece.segment));
+            result.last = std::min(result.last, segment_start(piece.segment + 1));
+        }
+        return result;
+    }
+
     const op::Attention& o_;
     const Frame& f_;
     const std::vector<Tile>& tiles_;
@@ -128,14 +145,17 @@ class SharedTiles {
 
 void run(const op::Attention& o, const Frame& f) {
     const std::vector<Tile> all = tiles(o, f.step);
-    const int64_t n = static_cast<int64_t>(all.size()), threads = f.pool.num_threads();
+    const int64_t n = static_cast<int64_t>(all.size());
+    const int64_t threads = products(o, f.step) < kSerialProducts ? 1 : f.pool.num_threads();
     const auto scratch = [&](int thread) { return f.work.thread_scratch[static_cast<size_t>(thread)].as<float>(); };
     const auto whole = [&](int64_t i, int thread) {
         AttentionArgs args = arguments(o, f, all[static_cast<size_t>(i)]);
         args.scratch = scratch(thread);
+        if (i + threads < n) args.next = positions(arguments(o, f, all[static_cast<size_t>(i + threads)]));
+        args.unexpected = i < threads;
         f.kernels.ops.attention(args);
     };
-    if (threads == 1 || products(o, f.step) < kSerialProducts) {
+    if (threads == 1) {
         for (int64_t i = 0; i < n; i++) whole(i, 0);
     } else if (n >= kTilesAThread * threads) {
         f.pool.run(n, whole);

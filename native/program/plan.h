@@ -46,11 +46,13 @@ struct RopeTable {
 };
 
 // Layers that share a block table. A block holds, for each layer in turn, K [kv heads][head_dim][16] and V [kv
-// heads][16][head_dim].
+// heads][16][head_dim], then padding.
 struct StateGroup {
     int64_t num_layers, num_kv_heads, head_dim, num_blocks;
     int64_t side_elements() const { return num_kv_heads * head_dim * 16; } // of K or V of one layer
-    int64_t block_elements() const { return num_layers * 2 * side_elements(); }
+    // An odd number of 2 KiB: with a power of two from block to block, the same layer of all blocks would fall into the same few
+    // sets of the caches, and fetching the next blocks would drop those in use.
+    int64_t block_elements() const { return ((num_layers * 2 * side_elements() + 1023) / 1024 | 1) * 1024; }
 };
 
 namespace op {

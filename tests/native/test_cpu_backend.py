@@ -34,6 +34,22 @@ def sequences(program: Program) -> Sequences:
     return Sequences(CpuBackend(threads=2).load(program, weights, limits), program, limits)
 
 
+def test_blocks_are_an_odd_number_of_2_kib_apart() -> None:
+    program = llama()
+    (group,) = program.state_groups()
+    content = len(group.states) * 2 * 16 * group.num_kv_heads * group.head_dim * 2
+    (size,) = CpuBackend().kv_bytes_per_block(program)
+    assert size % 4096 == 2048
+    assert content <= size < content + 4096
+    running = sequences(program)
+    blocks = np.array([2, 0, 1], np.int32)
+    data = running.executable.read_blocks(0, blocks)
+    assert data.shape == (3, size)
+    data[:] = np.arange(data.size, dtype=np.uint8).reshape(data.shape)
+    running.executable.write_blocks(0, blocks, data)  # all of a block, and nothing beyond it
+    np.testing.assert_array_equal(running.executable.read_blocks(0, blocks), data)
+
+
 def test_what_is_missing_is_named() -> None:
     b = Builder("strange")
     x = b.embed(b.weight("table", 10, 24))

@@ -274,7 +274,9 @@ def _ranges(cpus: Sequence[int]) -> str:
 
 
 def _kv_bytes_per_block(program: Program) -> tuple[int, ...]:
-    return tuple(len(g.states) * 2 * BLOCK_SIZE * g.num_kv_heads * g.head_dim * 2 for g in program.state_groups())
+    """Padded to an odd number of 2 KiB, as native/program/plan.h explains."""
+    sizes = (len(g.states) * 2 * BLOCK_SIZE * g.num_kv_heads * g.head_dim * 2 for g in program.state_groups())
+    return tuple((-(-size // 2048) | 1) * 2048 for size in sizes)
 
 
 def _problems(instr: Instr) -> list[str]:
