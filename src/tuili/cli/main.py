@@ -3,6 +3,7 @@
 Exit codes: 0 done, 1 it could not be done (or the reader of our output went away), 2 it was asked wrongly, 130 interrupted.
 """
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -28,6 +29,10 @@ COMMANDS = (
     ("doctor", "Look at this machine, and say what would run and why."),
     ("completion", "Print the completion script of a shell."),
 )
+
+
+#: Objects made before the garbage collector looks at them. Imports and vocabularies make hundreds of thousands, all to stay.
+_GC_THRESHOLD = 50_000
 
 
 class LazyGroup(click.Group):
@@ -67,6 +72,7 @@ def group() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The entry point of the ``tuili`` program; leaves through SystemExit."""
+    gc.set_threshold(_GC_THRESHOLD)
     sys.exit(run(arguments))
 
 

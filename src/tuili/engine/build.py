@@ -120,7 +120,7 @@ def build_engine(
             loading = beside.submit(load_tokenizer, source.metadata, cache_dir() / "tokenizers")
             if description.spec.vocab_size >= LARGE_VOCABULARY:
                 loading.result()
-                _trim_heap()
+                trim_heap()
             packs = pack_store(description, source, options) if backend.name == "cpu" else None
             executable = bind(description, source, backend, limits, Loading(packs, progress))
             tokenizer = loading.result()
@@ -167,7 +167,7 @@ def pack_store(description: ModelDescription, source: GgufSource, options: Engin
     )
 
 
-def _trim_heap() -> None:
+def trim_heap() -> None:
     """Give the pages that the allocator keeps free back to the system, where the C library can."""
     import ctypes
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Generator
 import uvicorn
 
 from tuili.config.options import ServerOptions
-from tuili.engine.build import LoadedEngine
+from tuili.engine.build import LoadedEngine, trim_heap
 from tuili.server import report
 from tuili.server.app import create_app
 from tuili.server.bind import BACKLOG, open_sockets, shown_url
@@ -91,6 +91,7 @@ class Lifecycle:
         started = time.monotonic()
         try:
             loaded = self._load()
+            trim_heap()  # what loading used for a moment would stay ours
         except BaseException as error:
             with contextlib.suppress(RuntimeError):  # the loop is closed: a signal was faster
                 loop.call_soon_threadsafe(self._on_load_failed, error)

@@ -1,6 +1,7 @@
 """Build a tokenizer from the metadata of a model file."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,10 @@ def load_tokenizer(metadata: Mapping[str, Any], cache_dir: Path | None = None) -
         raise NotSupported(
             f"tokenizer.ggml.model {vocabulary.kind!r} is not supported yet; known are: {', '.join(sorted(KINDS))}"
         )
+    model = family.build(vocabulary, cache_dir)
     return Tokenizer(
-        vocabulary,
-        family.build(vocabulary, cache_dir),
+        replace(vocabulary, ids={}, merges=[], scores=[]),  # megabytes that only building needed
+        model,
         _special(metadata, vocabulary),
         add_bos=_add_bos(metadata, vocabulary),
         add_eos=bool(metadata.get("tokenizer.ggml.add_eos_token", vocabulary.kind == "bert")),

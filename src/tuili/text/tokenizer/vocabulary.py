@@ -138,7 +138,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     kinds = np.asarray(types, np.int64)
     if not np.isin(kinds, TOKEN_TYPES).all():
         raise ModelFileError(f"tokenizer.ggml.token_type holds {max(types)}; known types are 0 to 6")
-    ids = {token: i for i, token in enumerate(tokens)}
+    ids = dict(zip(tokens, range(len(tokens)), strict=True))
     markers = {ids[token] for token in TURN_MARKERS if token in ids}
     control = frozenset(i for i in markers.union(np.flatnonzero(kinds == CONTROL).tolist()) if tokens[i])
     user_defined: list[int] = np.flatnonzero(kinds == USER_DEFINED).tolist()
