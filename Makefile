@@ -53,6 +53,7 @@ bars: $(VENV)/.oracle  ## the comparisons with other engines: long, needs a quie
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python benchmarks/compare_quality.py
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python benchmarks/compare_llama_cpp.py
 	$(BIN)/python benchmarks/step_overhead.py
+	$(BIN)/python benchmarks/structured.py
 
 format: $(VENV)/.dev
 	$(BIN)/ruff format --quiet $(PY)
