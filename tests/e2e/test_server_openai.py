@@ -243,7 +243,6 @@ def test_what_is_not_supported_says_so(client: openai.OpenAI) -> None:
     tool = {"type": "function", "function": {"name": "add", "parameters": {}}}
     for fields, word in (
         ({"tools": [tool]}, "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"functions": [{"name": "add"}]}, "functions"),
     ):
         with pytest.raises(openai.BadRequestError, match=word):
