@@ -116,7 +116,7 @@ def test_a_tiny_kv_budget_changes_nothing(alone: dict[str, list[GenerationResult
     """D-SCHED-2: preempted and computed again, on real weights. It takes long answers: the tiny models do it on every level."""
     isa = AVAILABLE[-1]
     expected = expected_of(isa, alone)
-    loaded = load(isa, kv_bytes=12 * 2**20)
+    loaded = load(isa, kv_bytes=14 * 2**20)
     assert_same(real_workload(isa).run(loaded), expected)
     assert loaded.engine.scheduler.num_preemptions > 0
     loaded.close()
