@@ -62,7 +62,8 @@ async def run(asked: Asked, prompts: Sequence[str], clients: int) -> list[Timeli
             number, prompt = waiting.pop()
             timelines[number] = await _one(http, asked, prompt, start)
 
-    limits = httpx2.Limits(max_connections=clients)
+    # A connection for each request: llama-server closes the ones it has kept, sometimes just when the next request is sent.
+    limits = httpx2.Limits(max_connections=clients, max_keepalive_connections=0)
     async with httpx2.AsyncClient(timeout=None, limits=limits, trust_env=False) as http, asyncio.TaskGroup() as group:
         for _ in range(clients):
             group.create_task(client(http))
