@@ -49,7 +49,9 @@ class StructuredOutputs:
         given = [
             name for name in _CONSTRAINTS if getattr(self, name) not in (None, False) or (name == "json" and self.json is False)
         ]
-        _check(len(given) == 1, "structured_outputs", given, f"exactly one of {', '.join(_CONSTRAINTS)}")
+        if len(given) != 1:
+            sent = " and ".join(given) or "nothing"
+            raise InvalidRequest(f"give exactly one of {', '.join(_CONSTRAINTS)}, not {sent}", field="structured_outputs")
         for name in ("regex", "grammar"):
             value = getattr(self, name)
             _check(value is None or isinstance(value, str), name, value, "text")
